@@ -1,52 +1,32 @@
 #!/usr/bin/env bash
-# avx512.sh [TEST[:FILTER]]...: runs tests of crates/backend with AVX-512 on a machine without it: in Bochs, which
+# avx512.sh [TEST[:FILTER]]...: runs tests of crates/cpu and crates/conformance with AVX-512 on a machine without it: in Bochs, which
 # emulates a Tiger Lake, under a kernel of Debian's. Without names it is the test of the kernels: every one against the
-# scalar dot product, bit for bit. cpu_law:instruction_sets is that of whole models, against AVX2: scalar code differs
+# scalar dot product, bit for bit. it:cpu_law::instruction_sets is that of whole models, against AVX2: scalar code differs
 # from both in this emulator, though not on a machine. Emulation takes minutes where the machine takes a second, so it is
-# run by hand. Needs Rust and Debian or a relative of it.
+# run by hand.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || set -- kernels
 
-as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
-needs=(bochs isolinux syslinux-common xorriso cpio)
-dpkg -s "${needs[@]}" >/dev/null 2>&1 ||
-  { as_root apt-get update && as_root apt-get install -y --no-install-recommends "${needs[@]}"; } >/dev/null
-
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-root=$work/root
-mkdir -p "$root"/{bin,proc,dev,tmp,t} "$work/iso/isolinux"
+. tools/guest.sh
+needs bochs isolinux syslinux-common xorriso cpio
+mkdir -p "$work/iso/isolinux"
 for test; do
   name=${test%%:*}
-  program=$(CARGO_PROFILE_RELEASE_DEBUG=0 cargo test --locked --release --no-run -p moebius-backend --test "$name" 2>&1 |
+  program=$(CARGO_PROFILE_RELEASE_DEBUG=0 cargo test --locked --release --no-run -p moebius-cpu -p conformance --test "$name" 2>&1 |
     tee /dev/stderr | sed -n 's/^ *Executable .*(\(.*\))$/\1/p')
-  strip -o "$root/t/$name" "$program"
-  ldd "$program" | grep -o '/[^ ]*' | xargs cp -Lu --parents -t "$root"
+  add_program "$program" "$name"
 done
-cp -r --parents "$PWD/crates/backend/tests/data" "$root"
+cp -r --parents "$PWD/crates/conformance/tests/data" "$root"
 
-kernel=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1)
-(cd "$work" && apt-get download "$kernel" busybox-static >/dev/null && for deb in *.deb; do dpkg-deb -x "$deb" debian; done)
-cp "$work/debian/bin/busybox" "$root/bin/"
+fetch_kernel
 cp "$work"/debian/boot/vmlinuz-* "$work/iso/vmlinuz"
-cat >"$root/init" <<I
-#!/bin/busybox sh
-/bin/busybox --install -s /bin
-export PATH=/bin MOEBIUS_WITNESS=avx2
-mount -t proc proc /proc
-mount -t devtmpfs dev /dev
-exec </dev/ttyS0 >/dev/ttyS0 2>&1
-stty -onlcr
+pack_root "$work/iso/initrd" <<I
+export MOEBIUS_WITNESS=avx2
 run() { echo "== \$*"; "\$@" || echo "FAILED: status \$?"; }
 run grep -m 1 -o avx512_vnni /proc/cpuinfo
 for test in $*; do run /t/\${test%%:*} --test-threads 1 \$(echo "\$test" | cut -s -d : -f 2-); done
-echo "== the end"
-sleep 1
-poweroff -f
 I
-chmod +x "$root/init"
-(cd "$root" && find . | cpio -o -H newc --quiet) >"$work/iso/initrd"
 cp /usr/lib/ISOLINUX/isolinux.bin /usr/lib/syslinux/modules/bios/ldlinux.c32 "$work/iso/isolinux/"
 # What is cleared: FSRM (580), since Linux takes ERMS for granted beside it, which it finds switched off here; PKU (515) and the
 # compacted forms of XSAVE (321, 323), whose layout in Bochs 2.7 it refuses, and AVX with them.

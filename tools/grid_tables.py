@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the code books of IQ1, IQ2 and IQ3, for the crate and for the kernels of GPUs, from those of gguf-py.
+"""Makes kernels/quant/grids.h, the code books of IQ1, IQ2 and IQ3, from those of gguf-py. The crate `quant` reads it too.
 
 Needs numpy and gguf (pip install gguf). Run at the project root:  python3 tools/grid_tables.py
 
@@ -45,10 +45,9 @@ def rows(numbers: list[int], digits: int = 4) -> str:
 
 
 def main() -> None:
-    rust, header = [HEAD.replace("//", "//!", 1), ""], [HEAD, "#pragma once", "", '#include "quant/unit.h"', ""]
+    header = [HEAD, "#pragma once", "", '#include "quant/unit.h"', ""]
     for name in NAMES:
         numbers = entries(name)
-        rust += ["#[rustfmt::skip]", f"pub(super) const {name}: [u16; {len(numbers)}] = [", rows(numbers), "];", ""]
         header += [f"QUANT_TABLE u16 {name.lower()}_codes[{len(numbers)}] = {{", rows(numbers), "};", ""]
     header += ["// Values with 128 added, a byte each, and bytes of ones where eight signs are a minus.",
                "#if defined(__METAL_VERSION__)"]
@@ -58,8 +57,6 @@ def main() -> None:
         header += [f"QUANT_TABLE {u} {name.lower()}_bytes[{len(numbers)}] = {{", rows(numbers, digits), "};", ""]
     header += ["QUANT_TABLE u64 even_sign_masks[128] = {", rows([masks(i) for i in range(128)], 16), "};"]
     header += ["#endif", ""]
-    with open("crates/quant/src/types/grid_tables.rs", "w") as f:
-        f.write("\n".join(rust[:-1]) + "\n")
     with open("kernels/quant/grids.h", "w") as f:
         f.write("\n".join(header[:-1]) + "\n")
 

@@ -6,5 +6,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export MOEBIUS_NO_SKIP=1 MOEBIUS_SCHEDULES=all
-MOEBIUS_BACKEND=metal cargo test -p moebius-backend --test ops "$@" -- every_backend kernels
-MOEBIUS_WIDE=1 cargo test -p moebius-backend --test metal "$@" -- --nocapture golden_logits
+MOEBIUS_BACKEND=metal cargo test -p conformance --test it "$@" -- ops::every_backend ops::kernel
+MOEBIUS_WIDE=1 cargo test -p conformance --test it "$@" -- --nocapture metal::golden::golden_logits

@@ -109,7 +109,7 @@ def main():
     two = commands.add_parser("tokens")
     two.add_argument("folder")
     two.add_argument("gguf")
-    two.add_argument("--moebius", default="target/debug/moebius")
+    two.add_argument("--moebius", default="target/release/moebius")
     two.add_argument("--seed", type=int, default=1)
     two.set_defaults(run=tokens)
     args = parser.parse_args()

@@ -69,7 +69,7 @@ ROUNDS = [
         ),
         mutant(
             "what a template holds, as the allocator counts it",
-            "crates/backend/src/meter.rs",
+            "crates/sys/src/meter.rs",
             "    HELD.get() > LIMIT.get()",
             "    HELD.get() > LIMIT.get().saturating_mul(1000)",
             (("moebius-engine", "metered_templates"), "what_nobody_pays_for_ends_too"),
@@ -132,7 +132,7 @@ ROUNDS = [
         ),
         mutant(
             "freed memory goes back",
-            "crates/backend/src/heap.rs",
+            "crates/sys/src/heap.rs",
             "        libc::malloc_trim(0);",
             "",
             (SERVER, "memory_is_bounded_and_given_back"),
@@ -199,7 +199,7 @@ ROUNDS = [
             "crates/checkpoint/src/fault.rs",
             "match unsafe { libc::sigaction(libc::SIGBUS, &action, ptr::null_mut()) } {",
             "match unsafe { libc::sigaction(libc::SIGUSR2, &action, ptr::null_mut()) } {",
-            (("moebius-backend", "lost_file"), "a_step_over_a_cut_file_fails_and_names_it"),
+            (("conformance", "lost_file"), "a_step_over_a_cut_file_fails_and_names_it"),
         ),
         mutant(
             "length of texts",
@@ -350,7 +350,8 @@ def run(folder, args):
 
 def build(folder):
     """Builds all tests; the executables by package and target."""
-    packages = [x for p in ("checkpoint", "backend", "engine") for x in ("-p", f"moebius-{p}")] + ["-p", "moebius"]
+    names = ("moebius-checkpoint", "moebius-engine", "moebius-sys", "moebius", "conformance")
+    packages = [word for name in names for word in ("-p", name)]
     out = run(folder, ["cargo", "test", "--no-run", "--locked", "--message-format=json", *packages])
     found = {}
     for line in out.splitlines():

@@ -1,37 +1,17 @@
 #!/usr/bin/env bash
 # numa.sh: proves --numa on a machine of two NUMA nodes that QEMU makes, under a kernel of Debian's: asks the kernel
 # where the pages of the program and the CPUs of its threads are. It shows where things go, not how fast that is. Run by
-# hand; needs Rust and Debian or a relative of it.
+# hand.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
-needs=(qemu-system-x86 cpio)
-dpkg -s "${needs[@]}" >/dev/null 2>&1 ||
-  { as_root apt-get update && as_root apt-get install -y --no-install-recommends "${needs[@]}"; } >/dev/null
-
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-root=$work/root
-mkdir -p "$root"/{bin,proc,sys,dev,tmp,t}
+. tools/guest.sh
+needs qemu-system-x86 cpio
 CARGO_PROFILE_RELEASE_DEBUG=0 cargo build --locked --release -p moebius
-strip -o "$root/t/moebius" target/release/moebius
-ldd target/release/moebius | grep -o '/[^ ]*' | xargs cp -Lu --parents -t "$root"
+add_program target/release/moebius moebius
 cp models/*.gguf "$root/t/model.gguf"
-
-kernel=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1)
-(cd "$work" && apt-get download "$kernel" busybox-static >/dev/null &&
-  for deb in *.deb; do dpkg-deb -x "$deb" debian; done)
-cp "$work/debian/bin/busybox" "$root/bin/"
-cat >"$root/init" <<'I'
-#!/bin/busybox sh
-/bin/busybox --install -s /bin
-export PATH=/bin HOME=/tmp
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys
-mount -t devtmpfs dev /dev
-exec </dev/ttyS0 >/dev/ttyS0 2>&1
-stty -onlcr
+fetch_kernel
+pack_root "$work/initrd" <<'I'
 ip link set lo up 2>/dev/null
 # Prints MODE, the policy and the PAGES-OF-NODE-0 and PAGES-OF-NODE-1 of anonymous memory, and each thread's CPUs.
 look() {
@@ -55,12 +35,7 @@ look default
 look distribute --numa distribute
 look isolate --numa isolate
 look numactl --numa numactl
-echo "== the end"
-sleep 1
-poweroff -f
 I
-chmod +x "$root/init"
-(cd "$root" && find . | cpio -o -H newc --quiet) >"$work/initrd"
 
 : >"$work/serial"
 timeout 900 qemu-system-x86_64 -accel tcg -cpu max -smp 4 -m 2G -nodefaults -no-reboot -display none \

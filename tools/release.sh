@@ -19,7 +19,11 @@ version=$("$program" -V | cut -d' ' -f2)
 name=moebius-$version-$target
 rm -rf "dist/$name"
 mkdir -p "dist/$name/completions"
-cp "$program" README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT "dist/$name/"
+mkdir "dist/$name/models"
+cp "$program" LICENSE-APACHE LICENSE-MIT "dist/$name/"
+# Every page that the README links to.
+cp -r *.md docs "dist/$name/"
+cp models/README.md "dist/$name/models/"
 "$program" man "dist/$name/man"
 for shell in bash zsh fish powershell elvish; do
   "$program" completions "$shell" >"dist/$name/completions/moebius.$shell"

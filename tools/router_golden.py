@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes crates/backend/tests/data/routers.safetensors: the choices of the routers of the original model code.
+"""Makes crates/conformance/tests/data/routers.safetensors: the choices of the routers of the original model code.
 
 The witness is transformers: each router module runs on 10,000 rows of logits, given to it through an identity matrix. The
 logits are a hash of row and expert on a grid of eighths, so that ties are frequent and the test can make them again; torch
@@ -25,7 +25,7 @@ from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
-OUT = pathlib.Path(__file__).resolve().parent.parent / "crates/backend/tests/data/routers.safetensors"
+OUT = pathlib.Path(__file__).resolve().parent.parent / "crates/conformance/tests/data/routers.safetensors"
 N_ROWS = 10_000
 ROUNDING = 3e-7
 

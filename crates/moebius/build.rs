@@ -1,9 +1,9 @@
-//! What `--version` says of the build: its commit and its target. Works without git, and without a repository. Packs
-//! the page's texts.
+//! Build information for `--version` (commit and target; works without git, and without a repository), and the packed
+//! files of the server's page.
 
 use std::fs;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn main() {
@@ -13,24 +13,48 @@ fn main() {
     println!("cargo::rustc-env=MOEBIUS_BUILD_PROFILE={}", std::env::var("PROFILE").unwrap_or_default());
     println!("cargo::rustc-env=MOEBIUS_BUILD_COMMIT={}", commit().unwrap_or_default());
     embed();
-    println!("cargo::rerun-if-changed=src/serve/page");
-    let out = std::env::var("OUT_DIR").expect("cargo names it");
-    pack(Path::new("src/serve/page"), &Path::new(&out).join("page")).expect("the page's files can be packed");
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    pack_page(&out.join("page")).expect("the page's files can be packed");
 }
 
-/// Files of the page below `from`, in gzip, for `serve/page.rs`. Fonts are packed by themselves.
-fn pack(from: &Path, to: &Path) -> std::io::Result<()> {
+/// Packs the page's files into `to`, with `files.rs`, the table of them that `serve/page.rs` includes: name below
+/// `page/` and bytes, in gzip but for fonts, which are compressed already. The sources are `web/` of the repository;
+/// a package of this crate holds a copy in the same place.
+fn pack_page(to: &Path) -> std::io::Result<()> {
     fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default();
-        if path.is_dir() {
-            pack(&path, &to.join(name))?;
-        } else if path.extension().is_none_or(|ending| ending != "woff2") {
+    let mut names = Vec::new();
+    for (folder, prefix) in [("web/src", ""), ("web/vendor", "vendor/")] {
+        println!("cargo::rerun-if-changed={folder}");
+        list(Path::new(folder), prefix, &mut names)?;
+    }
+    names.sort();
+    let mut table = String::from("&[\n");
+    for (i, (name, path)) in names.iter().enumerate() {
+        let bytes = fs::read(path)?;
+        let bytes = if name.ends_with(".woff2") {
+            bytes
+        } else {
             let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
-            packed.write_all(&fs::read(&path)?)?;
-            let name = format!("{}.gz", name.to_string_lossy());
-            fs::write(to.join(name), packed.finish()?)?;
+            packed.write_all(&bytes)?;
+            packed.finish()?
+        };
+        let file = to.join(i.to_string());
+        fs::write(&file, bytes)?;
+        table.push_str(&format!("    ({name:?}, include_bytes!({:?})),\n", file.display().to_string()));
+    }
+    table.push(']');
+    fs::write(to.join("files.rs"), table)
+}
+
+/// Adds the files below `folder` to `names`, each as `prefix` and its path in the folder.
+fn list(folder: &Path, prefix: &str, names: &mut Vec<(String, PathBuf)>) -> std::io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = format!("{prefix}{}", path.file_name().unwrap_or_default().to_string_lossy());
+        if path.is_dir() {
+            list(&path, &format!("{name}/"), names)?;
+        } else {
+            names.push((name, path));
         }
     }
     Ok(())

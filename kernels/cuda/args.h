@@ -1,4 +1,4 @@
-// Arguments of the kernels, one struct by value each; `crates/backend/src/cuda/args.rs` mirrors them field by field.
+// Arguments of the kernels, one struct by value each; `crates/gpu/src/cuda/args.rs` mirrors them field by field.
 //
 // Shapes are slowest axis first. T is the number of tokens of the step, R that of the rows whose logits are asked for;
 // `rows` is whichever an op runs over.
@@ -172,7 +172,7 @@ struct Chunk {
     u32 first_window_page;  // in `window_pages`
     u32 first_window_block;
     u32 state;
-    u32 reserved;
+    u32 single; // the token of the step's chunk of this number among those of one token
 };
 
 // What changes from step to step, in device memory at places that depend on T and R alone.
@@ -197,6 +197,14 @@ struct RmsNorm {
     u32 reserved;
 };
 
+struct Center {
+    const float* x; // [rows, d]
+    float* out;     // [rows, d]
+    u64 rows;
+    u32 d;
+    u32 reserved;
+};
+
 struct HeadNorm {
     float* x;          // [n, d], rows of heads
     const float* w;    // [d], or null
@@ -214,6 +222,9 @@ struct RopeTable {
     u32 rows, half;
     float factor;
     u32 n_zeroed;
+    // Where step is not 0, another factor: 1 + beta * ln(1 + floor((position + offset) / step)).
+    float beta;
+    u32 step, offset, reserved;
 };
 
 struct Rope {
@@ -232,12 +243,11 @@ struct Heads {
 
 struct Elementwise {
     float* x;        // [n]
-    const float* y;  // [n], or [n / width] where `per_row`, or [1]
+    const float* y;  // [n], or [n / width], or [1]
     float* out;      // [n]
     u64 n;
-    u32 width, per_row, act;
+    u32 width, act;
     float a, b;
-    u32 reserved;
 };
 
 struct DecayBeta {
@@ -270,9 +280,11 @@ struct Attention {
     float* partial;       // [T, n_head, n_splits, d_v + 2]
     u32 rows, n_head, n_kv;
     u32 n_splits;         // of attention_tile: the number of chunks
-    u32 window;           // 0: all positions
+    u32 window;           // as first_seen takes it
     u32 windowed;         // the cache keeps a window
     float scale, softcap; // softcap 0: none
+    u32 singles;          // not 0: chunks of one token are for `attention`, others for attention_tile
+    u32 reserved;
 };
 
 struct CausalConv {

@@ -53,7 +53,7 @@ KERNEL __maxnreg__(HEADS <= 2 ? 112 : 255) attend(const __grid_constant__ Attend
     // What the host sent is there before the first kernel of the step.
     const u32 pos = a.step.positions[token];
     const Chunk c = a.step.chunks[a.step.chunk_of[token]];
-    const u32 first_pos = a.window != 0 && pos + 1 > a.window ? pos + 1 - a.window : 0;
+    const u32 first_pos = first_seen(a.window, pos);
     const u32 first_block = first_pos / PAGE, end_block = pos / PAGE + 1, n_blocks = end_block - first_block;
     // The splits' shares of the blocks, in order; late ones may be empty.
     const u32 each = (n_blocks + a.n_splits - 1) / a.n_splits;

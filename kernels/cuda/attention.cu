@@ -75,7 +75,8 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
     PDL_WAIT();
 
     const u32 group = a.n_head / a.n_kv, n_tiles = (group + HEADS - 1) / HEADS;
-    const u32 token = blockIdx.x / n_tiles, tile = blockIdx.x % n_tiles;
+    const u32 place = blockIdx.x / n_tiles, tile = blockIdx.x % n_tiles;
+    const u32 token = a.singles ? a.step.chunks[place].single : place;
     const u32 kv_head = blockIdx.y, split = blockIdx.z;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 first_head = kv_head * group + tile * HEADS;
@@ -83,7 +84,7 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
 
     const u32 pos = a.step.positions[token];
     const Chunk c = a.step.chunks[a.step.chunk_of[token]];
-    const u32 first_pos = a.window != 0 && pos + 1 > a.window ? pos + 1 - a.window : 0;
+    const u32 first_pos = first_seen(a.window, pos);
     const u32 first_block = first_pos / PAGE, n_blocks = pos / PAGE + 1 - first_block;
     // The splits' shares of the blocks, in order; late ones may be empty.
     const u32 each = (n_blocks + a.n_splits - 1) / a.n_splits;
@@ -201,7 +202,7 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
     }
 
     // [T, n_head, n_splits, D_V + 2]: the sums, the top score and the sum of the shares.
-    float* partial = a.partial + ((u64)token * a.n_head + first_head) * a.n_splits * (D_V + 2);
+    float* partial = a.partial + ((u64)place * a.n_head + first_head) * a.n_splits * (D_V + 2);
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
         if (h >= n_heads) continue;
@@ -295,19 +296,32 @@ KERNEL __launch_bounds__(TILE_THREADS, D_V <= 128 ? 3 : 1) attention_tile(const 
     const u32 group = a.n_head / a.n_kv, first_head = blockIdx.z * ROWS, heads = min(group - first_head, (u32)ROWS);
     const u32 per_tile = group < ROWS ? ROWS / group : 1;
     // The chunk of this tile; tiles past the last one have nothing to do.
-    u32 tile = blockIdx.x, chunk = 0;
-    for (; chunk < a.n_splits; chunk++) {
-        const u32 n = (a.step.chunks[chunk].len + per_tile - 1) / per_tile;
-        if (tile < n) break;
-        tile -= n;
+    const u32 kv_head = blockIdx.y, warp = threadIdx.x / 32 % 4, half = threadIdx.x / 128, lane = threadIdx.x % 32;
+    u32 tile = blockIdx.x, chunk = a.n_splits;
+    for (u32 first = 0; first < a.n_splits; first += 32) {
+        const u32 len = first + lane < a.n_splits ? a.step.chunks[first + lane].len : 0;
+        const u32 n = a.singles && len == 1 ? 0 : (len + per_tile - 1) / per_tile;
+        u32 sum = n;
+#pragma unroll
+        for (u32 step = 1; step < 32; step *= 2) {
+            const u32 other = __shfl_up_sync(FULL_MASK, sum, step);
+            if (lane >= step) sum += other;
+        }
+        const u32 hit = __ballot_sync(FULL_MASK, sum > tile);
+        if (hit) {
+            const u32 from = __ffs(hit) - 1;
+            tile -= __shfl_sync(FULL_MASK, sum - n, from);
+            chunk = first + from;
+            break;
+        }
+        tile -= __shfl_sync(FULL_MASK, sum, 31);
     }
     if (chunk == a.n_splits) return;
     const Chunk c = a.step.chunks[chunk];
-    const u32 kv_head = blockIdx.y, warp = threadIdx.x / 32 % 4, half = threadIdx.x / 128, lane = threadIdx.x % 32;
     const u32 begin = tile * per_tile, n_tokens = min(per_tile, c.len - begin); // of the chunk
     const u32 first_pos = c.pos + begin, last_pos = first_pos + n_tokens - 1;
-    const u32 seen_from = a.window != 0 && first_pos + 1 > a.window ? first_pos + 1 - a.window : 0;
-    const u32 seen_by_last = a.window != 0 && last_pos + 1 > a.window ? last_pos + 1 - a.window : 0;
+    const u32 seen_from = first_seen(a.window, first_pos);
+    const u32 seen_by_last = first_seen(a.window, last_pos);
     const u32 first_block = seen_from / PAGE, end_block = last_pos / PAGE + 1;
 
     const auto fetch = [&](u32 block, u32 slot) {
@@ -330,7 +344,7 @@ KERNEL __launch_bounds__(TILE_THREADS, D_V <= 128 ? 3 : 1) attention_tile(const 
         const u32 row = warp * 16 + lane / 4 + 8 * i, token = row / heads;
         is_row[i] = row < per_tile * heads && token < n_tokens;
         pos[i] = first_pos + token;
-        from[i] = a.window != 0 && pos[i] + 1 > a.window ? pos[i] + 1 - a.window : 0;
+        from[i] = first_seen(a.window, pos[i]);
         head[i] = kv_head * group + first_head + row % heads;
         at[i] = (u64)(c.first + begin + token) * a.n_head + head[i];
     }
@@ -489,8 +503,9 @@ KERNEL __launch_bounds__(THREADS) attention_merge(const __grid_constant__ Attent
     PDL_LAUNCH();
     PDL_WAIT();
     const u32 lane = threadIdx.x % 32, head = blockIdx.y;
-    const u64 row = (u64)blockIdx.x * a.n_head + head;
-    const float* splits = a.partial + row * a.n_splits * (D_V + 2);
+    const u32 token = a.singles ? a.step.chunks[blockIdx.x].single : blockIdx.x;
+    const u64 row = (u64)token * a.n_head + head;
+    const float* splits = a.partial + ((u64)blockIdx.x * a.n_head + head) * a.n_splits * (D_V + 2);
     const float sink = a.sinks ? a.sinks[head] : -INF;
 
     // Every warp finds the same factors; the first one leaves them for all.

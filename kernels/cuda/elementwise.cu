@@ -1,4 +1,4 @@
-// Ops on single numbers: add, scale, scale_by, softcap, sigmoid_gate, gated_act, decay_beta; and those that move
+// Ops on single numbers: add, scale, scale_by, softcap, gate_by, gated_act, decay_beta; and those that move
 // numbers only: split_heads and join_heads, select. A thread a number, 256 threads a block.
 #include "cuda/common.h"
 #include "cuda/args.h"
@@ -33,10 +33,14 @@ KERNEL __launch_bounds__(256) softcap(const __grid_constant__ Elementwise a) {
     a.x[i] = a.a * tanhf(a.x[i] / a.a);
 }
 
-// x *= sigmoid(y), y a number for each of x or for each row
-KERNEL __launch_bounds__(256) sigmoid_gate(const __grid_constant__ Elementwise a) {
+// ln(1 + e^x). A comparison keeps NaN where fmaxf would lose it.
+__device__ __forceinline__ float softplus(float x) { return (x < 0.0f ? 0.0f : x) + log1pf(expf(-fabsf(x))); }
+
+// x *= sigmoid(y), softplus(y) where act is 1, y where it is 2; y a number for each `width` of x
+KERNEL __launch_bounds__(256) gate_by(const __grid_constant__ Elementwise a) {
     ELEMENT_OR_RETURN(a.n)
-    a.x[i] *= sigmoid(a.y[a.per_row ? i / a.width : i]);
+    const float y = a.y[i / a.width];
+    a.x[i] *= a.act == 2 ? y : a.act ? softplus(y) : sigmoid(y);
 }
 
 // out = act(x) * y
@@ -49,10 +53,7 @@ KERNEL __launch_bounds__(256) gated_act(const __grid_constant__ Elementwise a) {
 KERNEL __launch_bounds__(256) decay_beta(const __grid_constant__ DecayBeta a) {
     ELEMENT_OR_RETURN(a.len)
     const u64 c = i % a.n;
-    const float x = a.a[i] + a.dt_bias[c];
-    // A comparison keeps NaN where fmaxf would lose it.
-    const float softplus = (x < 0.0f ? 0.0f : x) + log1pf(expf(-fabsf(x)));
-    a.g[i] = expf(a.a_log[c] * softplus);
+    a.g[i] = expf(a.a_log[c] * softplus(a.a[i] + a.dt_bias[c]));
     a.beta[i] = sigmoid(a.b[i]);
 }
 

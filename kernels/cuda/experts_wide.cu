@@ -3,8 +3,9 @@
 // Activations are packed in the order of the lists (`expert_lists.cu`). A tile begins at a multiple of 8 of that order
 // and leaves out the columns of its neighbours. experts_pack: grid (groups of 8 pairs), block 256. experts_wide,
 // experts_gated_wide: grid (blocks of 128 or 64 rows of weights, tiles of up to `width` pairs of one expert, of which
-// the last find none and leave), block 256. experts_queue, experts_gated_queue: grid (multiprocessors), block 384
-// (`wide_queue.h`).
+// some find none and leave), block 256. experts_narrow, experts_gated_narrow: the same with tiles of up to 32 pairs,
+// which take fewer registers, so that more weights are in flight. experts_queue, experts_gated_queue: grid
+// (multiprocessors), block 384 (`wide_queue.h`).
 #include "cuda/wide_queue.h"
 #include WEIGHT_HEADER
 
@@ -24,17 +25,34 @@ KERNEL __launch_bounds__(256) experts_pack(const __grid_constant__ WideExperts a
 }
 
 #if HAS_WGMMA
-// The tile's expert, its first pair rounded down to a multiple of 8, and where its own pairs begin and end; an expert's
-// tiles are of one width. False behind the last tile. Called by a whole warp.
+// Where a tile, which is number `skipped` of its expert's, begins and ends; these are all of one width.
+__device__ __forceinline__ bool place_wide(u32 width, u32 first, u32 last, u32 skipped, u32& start, u32& begin,
+                                           u32& end) {
+    if (last <= first) return false;
+    const u32 own = last - first / 8 * 8, n_tiles = (own + width - 1) / width;
+    const u32 step = ((own + n_tiles - 1) / n_tiles + 7) / 8 * 8;
+    start = first / 8 * 8 + skipped * step;
+    begin = max(start, first);
+    end = min(start + step, last);
+    return begin < end;
+}
+
+// The tile's expert, its first pair rounded down to a multiple of 8, and where its own pairs begin and end. Every
+// expert has the tile of its number, which needs no search, and those of more pairs have some after these. False where
+// there is none. Called by a whole warp.
 __device__ __forceinline__ bool find_wide(const Experts& op, u32 width, u32 tile, u32& expert, u32& start, u32& begin,
                                           u32& end) {
+    if (tile < op.n_expert) {
+        expert = tile;
+        return place_wide(width, op.first[tile], op.first[tile + 1], 0, start, begin, end);
+    }
     const u32 lane = threadIdx.x % 32;
-    u32 before = 0;
+    u32 before = op.n_expert;
 #pragma unroll 4
     for (u32 e = 0; e < op.n_expert; e += 32) {
         const u32 mine = e + lane, first = mine < op.n_expert ? op.first[mine] : 0;
         const u32 last = mine < op.n_expert ? op.first[mine + 1] : 0, span = last > first ? last - first / 8 * 8 : 0;
-        u32 tiles = (span + width - 1) / width, sum = tiles;
+        u32 tiles = span > width ? (span - 1) / width : 0, sum = tiles;
 #pragma unroll
         for (u32 step = 1; step < 32; step *= 2) {
             const u32 other = __shfl_up_sync(FULL_MASK, sum, step);
@@ -43,23 +61,17 @@ __device__ __forceinline__ bool find_wide(const Experts& op, u32 width, u32 tile
         const u32 hit = __ballot_sync(FULL_MASK, before + sum > tile);
         if (hit) {
             const u32 from = __ffs(hit) - 1;
-            const u32 skipped = tile - (before + __shfl_sync(FULL_MASK, sum - tiles, from));
-            const u32 n_tiles = __shfl_sync(FULL_MASK, tiles, from), own = __shfl_sync(FULL_MASK, span, from);
+            const u32 skipped = tile - (before + __shfl_sync(FULL_MASK, sum - tiles, from)) + 1;
             const u32 own_first = __shfl_sync(FULL_MASK, first, from), own_last = __shfl_sync(FULL_MASK, last, from);
-            const u32 each = (own + n_tiles - 1) / n_tiles;
-            const u32 step = (each + 7) / 8 * 8;
             expert = e + from;
-            start = own_first / 8 * 8 + skipped * step;
-            begin = max(start, own_first);
-            end = min(start + step, own_last);
-            return begin < end;
+            return place_wide(width, own_first, own_last, skipped, start, begin, end);
         }
         before += __shfl_sync(FULL_MASK, sum, 31);
     }
     return false;
 }
 
-template <bool GATED>
+template <bool GATED, class Shape>
 __device__ __forceinline__ void experts_wide_of(const WideExperts& a) {
     PDL_LAUNCH();
     PDL_WAIT();
@@ -77,7 +89,7 @@ __device__ __forceinline__ void experts_wide_of(const WideExperts& a) {
         return GATED ? blockIdx.x * (WIDE_ROWS / 2) + thread / 32 * 8 + thread % 32 / 4
                      : blockIdx.x * WIDE_ROWS + thread / 32 * 16 + thread % 32 / 4 * 2;
     };
-    wide<WEIGHT>(
+    wide<Shape>(
         op.k, a.wide.packed, a.wide.n_groups, start / 8, end - start, (u8*)shared,
         [&](int i) {
             const Matrix& w = GATED && i ? op.up : op.w;
@@ -109,10 +121,22 @@ __device__ __forceinline__ void experts_wide_of(const WideExperts& a) {
 }
 
 KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) experts_wide(const __grid_constant__ WideExperts a) {
-    experts_wide_of<false>(a);
+    experts_wide_of<false, Wide<WEIGHT>>(a);
 }
 KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) experts_gated_wide(const __grid_constant__ WideExperts a) {
-    experts_wide_of<true>(a);
+    experts_wide_of<true, Wide<WEIGHT>>(a);
+}
+
+// What three blocks' registers hold: units of 64 values do not fit, and of few words a thread has two in flight.
+constexpr bool IS_SMALL = WEIGHT::UNIT < 64 && !Wide<WEIGHT>::SPLIT, IS_SHORT = sizeof(WEIGHT::Raw) <= 40;
+constexpr u32 NARROW_BLOCKS = IS_SMALL ? 3 : 2;
+typedef Wide<WEIGHT, 32, IS_SMALL && IS_SHORT ? 2 : 1> Narrow;
+
+KERNEL __launch_bounds__(WIDE_THREADS, NARROW_BLOCKS) experts_narrow(const __grid_constant__ WideExperts a) {
+    experts_wide_of<false, Narrow>(a);
+}
+KERNEL __launch_bounds__(WIDE_THREADS, NARROW_BLOCKS) experts_gated_narrow(const __grid_constant__ WideExperts a) {
+    experts_wide_of<true, Narrow>(a);
 }
 
 template <bool GATED>

@@ -24,7 +24,7 @@ KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) gated_linear_wide(const __gr
     const auto row_of_thread = [](u32 thread) {
         return blockIdx.x * (WIDE_ROWS / 2) + thread / 32 * 8 + thread % 32 / 4;
     };
-    wide<WEIGHT>(
+    wide<Wide<WEIGHT>>(
         op.k, a.wide.packed, a.wide.n_groups, begin / 8, min(a.wide.width, op.rows - begin), (u8*)shared,
         [&](int i) {
             const Matrix& w = i ? op.up : op.gate;

@@ -27,6 +27,12 @@ __device__ __forceinline__ float kv_load(float x) { return x; }
 __device__ __forceinline__ float kv_store(float x) { return x; }
 #endif
 
+// The first position that a query sees: of a window, 0 for none, or with the highest bit of a chunk of that length.
+__device__ __forceinline__ u32 first_seen(u32 window, u32 pos) {
+    if (window >> 31) return pos - pos % (window << 1 >> 1);
+    return window != 0 && pos + 1 > window ? pos + 1 - window : 0;
+}
+
 // The page that holds a block of PAGE positions of a chunk's sequence.
 __device__ __forceinline__ u32 page_of(const Step& step, const Chunk& c, u32 windowed, u32 block) {
     return windowed ? step.window_pages[c.first_window_page + block - c.first_window_block]

@@ -38,7 +38,7 @@ KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) linear_wide(const __grid_con
     PDL_WAIT();
     const Linear& op = a.op;
     const u32 begin = blockIdx.y * a.wide.width;
-    wide<WEIGHT>(
+    wide<Wide<WEIGHT>>(
         op.k, a.wide.packed, a.wide.n_groups, begin / 8, min(a.wide.width, op.rows - begin), (u8*)shared,
         [&](int i) {
             const PartRow at(op, threadIdx.x, i);
@@ -53,15 +53,17 @@ KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) linear_wide(const __grid_con
             const float bias = p.bias ? p.bias[at.row] : 0.0f, bias2 = p2.bias ? p2.bias[second.row] : 0.0f;
             const bool is_pair = &p == &p2 && p.n % 2 == 0 && second.is_real && (u64)out % 8 == 0;
             const u64 n = p.n, n2 = p2.n;
-            const bool is_real = at.is_real, is_second = second.is_real;
+            const bool is_real = at.is_real, is_second = second.is_real, add = op.add;
             return [=](u32 col, float sum, float sum2) {
                 sum += bias, sum2 += bias2;
                 if (is_pair) {
-                    *(float2*)(out + col * n) = make_float2(sum, sum2);
+                    float2* const to = (float2*)(out + col * n);
+                    const float2 before = add ? *to : make_float2(0.0f, 0.0f);
+                    *to = make_float2(before.x + sum, before.y + sum2);
                     return;
                 }
-                if (is_real) out[col * n] = sum;
-                if (is_second) out2[col * n2] = sum2;
+                if (is_real) out[col * n] = add ? out[col * n] + sum : sum;
+                if (is_second) out2[col * n2] = add ? out2[col * n2] + sum2 : sum2;
             };
         });
 }

@@ -1,4 +1,4 @@
-// rms_norm, head_norm, gated_norm: x * rsqrt(mean(x^2) + eps) * w over rows of any width.
+// center: x - mean(x). rms_norm, head_norm, gated_norm: x * rsqrt(mean(x^2) + eps) * w over rows of any width.
 //
 // rms_norm: a block a row; with a residual it first adds that to x. post_norm: out = (x + normed rows) * scale.
 // head_norm, gated_norm: a warp a head. Sums in f32, lanes and warps in a fixed order.
@@ -150,4 +150,19 @@ KERNEL __launch_bounds__(128) gated_norm(const __grid_constant__ HeadNorm a) {
     PDL_LAUNCH();
     PDL_WAIT();
     norm_head(a, a.gate);
+}
+
+// out = x - mean(x), a warp a row. grid (rows / 4), block 128
+KERNEL __launch_bounds__(128) center(const __grid_constant__ Center a) {
+    PDL_LAUNCH();
+    PDL_WAIT();
+    const u64 row = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    const u32 lane = threadIdx.x % 32;
+    if (row >= a.rows) return;
+    const float* x = a.x + row * a.d;
+    float* out = a.out + row * a.d;
+    float sum = 0.0f;
+    for (u32 i = lane; i < a.d; i += 32) sum += x[i];
+    const float mean = warp_sum(sum) / (float)a.d;
+    for (u32 i = lane; i < a.d; i += 32) out[i] = x[i] - mean;
 }

@@ -16,8 +16,13 @@ KERNEL __launch_bounds__(128) rope_table(const __grid_constant__ RopeTable a) {
     const double angle = (double)a.positions[at / a.half] * a.inv_freq[at % a.half];
     double sine, cosine;
     sincos(angle, &sine, &cosine);
-    a.table[2 * at] = (float)(cosine * (double)a.factor);
-    a.table[2 * at + 1] = (float)(sine * (double)a.factor);
+    double factor = (double)a.factor;
+    if (a.step) {
+        const u64 steps = ((u64)a.positions[at / a.half] + a.offset) / a.step;
+        factor *= 1.0 + (double)a.beta * log(1.0 + (double)steps);
+    }
+    a.table[2 * at] = (float)(cosine * factor);
+    a.table[2 * at + 1] = (float)(sine * factor);
 }
 
 // grid (T * n_head * half / 128), block 128: a thread a pair

@@ -17,12 +17,19 @@
 // Threads of a block, its rows of weights, and blocks of a multiprocessor.
 constexpr u32 WIDE_THREADS = 256, WIDE_ROWS = WIDE_THREADS / 2, WIDE_BLOCKS = 2;
 
+// Columns of a tile: sums, the words of two rows' units and one run's operands share 128 registers.
 template <class W>
+struct WideCols {
+    static constexpr int OF = Tile<W>::SPLIT ? 48 : W::UNIT == 64 ? 64 : 128;
+};
+
+// AHEAD: steps of weights that a thread has in flight.
+template <class Weight, int MOST = WideCols<Weight>::OF, int STEPS = 1>
 struct Wide {
+    typedef Weight W;
     static constexpr bool SPLIT = Tile<W>::SPLIT;
     static constexpr u32 PANELS = SPLIT ? 2 : 1;
-    // Columns of a tile: sums, the words of two rows' units and one run's operands share 128 registers.
-    static constexpr int COLS = SPLIT ? 48 : W::UNIT == 64 ? 64 : 128;
+    static constexpr int COLS = MOST, AHEAD = STEPS;
     static constexpr u32 STAGE = COLS * 128 * PANELS;
     static constexpr u32 STAGES = 6;
     // The ring begins at a multiple of 1024; barriers lie behind it.
@@ -115,10 +122,10 @@ __device__ __forceinline__ void wide_chunks(float* acc, const u32 (&a)[2][8], co
 // two of this thread, as operand rows g and g + 8. `stores(thread)` returns what takes `(col, sum, sum_of_second)` of
 // both for every column below n_cols. Dynamic shared memory: SHARED bytes. All threads have waited for the
 // grids before.
-template <class W, class Rows, class Stores>
+template <class T, class Rows, class Stores>
 __device__ __forceinline__ void wide(u32 k, const uint4* packed, u32 n_groups, u32 group, u32 n_cols, u8* shared,
                                      const Rows& rows, const Stores& stores) {
-    typedef Wide<W> T;
+    typedef typename T::W W;
     const u32 ring = (address_in_shared(shared) + 1023) / 1024 * 1024, full = ring + T::STAGES * T::STAGE;
     const u32 empty = full + 8 * T::STAGES;
     volatile u64* source = (u64*)(shared + (empty + 8 * T::STAGES - address_in_shared(shared)));
@@ -147,26 +154,29 @@ __device__ __forceinline__ void wide(u32 k, const uint4* packed, u32 n_groups, u
     __syncthreads();
 
     const Row row[2] = {rows(0), rows(1)};
-    typename W::Raw raw[2];
-    const auto load = [&](u32 step) {
+    typename W::Raw raw[T::AHEAD][2];
+    const auto load = [&](u32 step, int slot) {
         const u32 unit = min(4 * step + t, units - 1);
 #pragma unroll
-        for (int i = 0; i < 2; i++) W::load(row[i], unit, raw[i]);
+        for (int i = 0; i < 2; i++) W::load(row[i], unit, raw[slot][i]);
     };
     float acc[T::COLS / 2];
 #pragma unroll
     for (int i = 0; i < T::COLS / 2; i++) acc[i] = 0.0f;
-    load(0);
+#pragma unroll
+    for (int i = 0; i < T::AHEAD; i++) load(i, i);
     u32 chunk = 0, stage = 0, parity = 0;
 #pragma unroll 1
-    for (u32 step = 0; step < steps; step++) {
-        const u32 unit = 4 * step + t;
+    for (u32 first_step = 0; first_step < steps; first_step += T::AHEAD) {
 #pragma unroll
-        for (int r = 0; r < W::RUNS; r++) {
+        for (int flat = 0; flat < T::AHEAD * W::RUNS; flat++) {
+            const int slot = flat / W::RUNS, r = flat % W::RUNS;
+            const u32 step = first_step + slot, unit = 4 * step + t;
+            if (T::AHEAD > 1 && step >= steps) break;
             u32 a[2][8], rest[2][8];
 #pragma unroll
-            for (int i = 0; i < 2; i++) wide_operands<W>(raw[i], unit < units, unit, r, a[i], rest[i]);
-            if (r == W::RUNS - 1 && step + 1 < steps) load(step + 1);
+            for (int i = 0; i < 2; i++) wide_operands<W>(raw[slot][i], unit < units, unit, r, a[i], rest[i]);
+            if (r == W::RUNS - 1 && step + T::AHEAD < steps) load(step + T::AHEAD, slot);
             // One thread fills the stage that all warps left two chunks ago.
             if (threadIdx.x == 0 && chunk >= 2 && chunk - 2 + T::STAGES < n_chunks) {
                 const u32 left = chunk - 2;

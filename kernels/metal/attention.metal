@@ -24,7 +24,7 @@
 struct Attention {
     uint n_head;
     uint n_kv;
-    uint window; // 0: none
+    uint window; // as first_seen takes it
     uint windowed;
     float scale;
     float softcap; // 0: none
@@ -53,7 +53,7 @@ kernel void attention(device const float* q [[buffer(0)]], device const Kv* k_ca
     const ulong row = (ulong)token * a.n_head + head;
     uint pos = positions[token];
     device const Chunk& c = chunks[chunk_of[token]];
-    uint first_pos = a.window != 0 && pos + 1 > a.window ? pos + 1 - a.window : 0;
+    uint first_pos = first_seen(a.window, pos);
 #if SPLIT
     if (a.part * group.z > pos) return;
     first_pos = max(first_pos, a.part * group.z);

@@ -31,7 +31,7 @@
 struct AttentionTiles {
     uint n_head;
     uint n_kv;
-    uint window; // 0: none
+    uint window; // as first_seen takes it
     uint windowed;
     float scale;
     float softcap; // 0: none
@@ -125,7 +125,7 @@ kernel void attention_tiles(device const float* q [[buffer(0)]], device const Kv
     }
     const uint first_token = c.pos + begin / n_shared, last = c.pos + (begin + n_rows - 1) / n_shared;
     const float scale = a.scale, softcap = a.softcap;
-    const uint window = a.window, first = window != 0 && first_token + 1 > window ? first_token + 1 - window : 0;
+    const uint window = a.window, first = first_seen(window, first_token);
 
     // Of rows sg, sg + 4, ...: `ends` is the number of positions that a row sees, 0 behind the last row.
     float top[ROWS / 4], total[ROWS / 4];
@@ -177,7 +177,7 @@ kernel void attention_tiles(device const float* q [[buffer(0)]], device const Kv
 #pragma unroll
         for (uint j = 0; j < ROWS / 4; j++) {
             const uint r = 4 * j + sg, p = block * PAGE + lane;
-            const bool is_seen = p < ends[j] && (window == 0 || p + window >= ends[j]);
+            const bool is_seen = p < ends[j] && p >= first_seen(window, ends[j] - 1);
             float x = scores[r * S_STRIDE + lane] * scale;
             if (softcap != 0.0f) x = softcap * precise::tanh(x / softcap);
             const float now = max(top[j], simd_max(is_seen ? x : -INFINITY));
@@ -213,7 +213,7 @@ kernel void attention_tiles(device const float* q [[buffer(0)]], device const Kv
                     float2 y = sums[i][j / 2][j % 2].thread_elements();
                     for (uint slot = 0; slot < PAGE; slot++) {
                         const uint p = block * PAGE + slot;
-                        if (r >= n_rows || p > pos || (window != 0 && p + window <= pos)) continue;
+                        if (r >= n_rows || p > pos || p < first_seen(window, pos)) continue;
                         const float share = scores[r * S_STRIDE + slot];
 #if V_IN_K
                         y.x += share * staged[column * S_STRIDE + slot];

@@ -24,6 +24,12 @@ inline Kv kv_store(float x) {
 #endif
 }
 
+// The first position that a query sees: of a window, 0 for none, or with the highest bit of a chunk of that length.
+inline uint first_seen(uint window, uint pos) {
+    if (window >> 31) return pos - pos % (window << 1 >> 1);
+    return window != 0 && pos + 1 > window ? pos + 1 - window : 0;
+}
+
 // The page of a block of positions of a chunk's sequence; `pages` are those of its kind of cache.
 inline uint page_of(device const uint* pages, device const Chunk& c, uint windowed, uint block) {
     return windowed ? pages[c.first_window_page + block - c.first_window_block] : pages[c.first_page + block];

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ._native import Error
+from ._trace import Router, by_layer
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    import numpy
+    from numpy.typing import NDArray
 
     from ._native import Call
 
 
 @dataclass
 class Usage:
-    """What an answer took, in tokens."""
+    """What a request took, in tokens: that of all answers together where it has several."""
 
     prompt_tokens: int = 0
     #: Those of the prompt that were computed before, for another answer.
@@ -65,9 +69,24 @@ class Answer:
     #: A token each, where they were asked for.
     logprobs: list[Logprob] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
+    #: Experts of each token as the server reports them, and the routers that chose them.
+    _experts: list[list[int]] = field(default_factory=list, repr=False, compare=False)
+    _routers: Sequence[Router] = field(default=(), repr=False, compare=False)
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def routing(self) -> NDArray[numpy.int32] | None:
+        """Ids of the experts that computed each token's logits, best first, int32 [tokens, layers, k]; None unless
+        `routing=True` asked for them. `Model.trace` also covers the prompt, with the experts' weights. Needs NumPy."""
+        import numpy
+
+        if not self._experts:
+            return None
+        flat = numpy.array(self._experts, numpy.int32)
+        routed: NDArray[numpy.int32] = by_layer(flat, self._routers, -1)
+        return routed
 
     def message(self) -> dict[str, Any]:
         """The answer as a message, to go on with the conversation."""
@@ -89,13 +108,13 @@ class Stream(Iterator[str]):
     like. `events()` also gives thoughts.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, routers: Sequence[Router] = ()) -> None:
         self._call = call
         self._rest = b""
         self._waiting: list[tuple[str, str]] = []
         self._ended = False
         #: What has come so far.
-        self.answer = Answer()
+        self.answer = Answer(_routers=routers)
         open_call(call)
 
     def __iter__(self) -> Stream:
@@ -159,6 +178,7 @@ class Stream(Iterator[str]):
             if "text" in choice:
                 self._add("text", choice["text"])
                 self.answer.logprobs += list_logprobs(choice.get("logprobs"))
+            self.answer._experts += choice.get("routing") or []
             delta = choice.get("delta") or {}
             self._add("reasoning", delta.get("reasoning_content") or "")
             self._add("text", delta.get("content") or "")
@@ -181,6 +201,65 @@ class Stream(Iterator[str]):
         self.answer.tool_calls[part["index"]].arguments += arguments
         if arguments:
             self._waiting.append(("tool", arguments))
+
+
+class AsyncStream(AsyncIterator[str]):
+    """An answer as it comes, for `async for`: a [`Stream`] that blocks no event loop."""
+
+    def __init__(self, stream: Stream, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+        self._stream = stream
+        self._run = run
+
+    @property
+    def answer(self) -> Answer:
+        """What has come so far."""
+        return self._stream.answer
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> str:
+        while (event := await self._read()) is not None:
+            kind, text = event
+            if kind == "text":
+                return text
+        raise StopAsyncIteration
+
+    async def events(self) -> AsyncIterator[tuple[str, str]]:
+        """Pieces with their kind: `text`, `reasoning`, or `tool` (pieces of a call's arguments)."""
+        while (event := await self._read()) is not None:
+            yield event
+
+    async def aclose(self) -> None:
+        """Ends the request; what has come stays."""
+        self._stream.close()
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _read(self) -> tuple[str, str] | None:
+        try:
+            event: tuple[str, str] | None = await self._run(self._next)
+        except BaseException:
+            # The task was cancelled, say: nothing reads the rest.
+            self._stream.close()
+            raise
+        return event
+
+    def _next(self) -> tuple[str, str] | None:
+        # A future cannot carry StopIteration.
+        return next(self._stream.events(), None)
+
+
+def answer_of(call: Call) -> Any:
+    """A whole answer, as values of JSON."""
+    open_call(call)
+    return json.loads(read(call))
 
 
 def open_call(call: Call) -> None:
@@ -211,9 +290,12 @@ def failure(status: int | None, body: dict[str, Any]) -> Error:
     return error
 
 
-def chat_answer(body: dict[str, Any]) -> Answer:
+def chat_answers(body: dict[str, Any], routers: Sequence[Router]) -> list[Answer]:
     """Of a conversation."""
-    choice = body["choices"][0]
+    return [_chat_answer(choice, usage(body["usage"]), routers) for choice in body["choices"]]
+
+
+def _chat_answer(choice: dict[str, Any], taken: Usage, routers: Sequence[Router]) -> Answer:
     message = choice["message"]
     calls = [
         ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
@@ -225,19 +307,23 @@ def chat_answer(body: dict[str, Any]) -> Answer:
         tool_calls=calls,
         finish_reason=choice["finish_reason"],
         logprobs=chat_logprobs(choice.get("logprobs")),
-        usage=usage(body["usage"]),
+        usage=taken,
+        _experts=choice.get("routing") or [],
+        _routers=routers,
     )
 
 
-def text_answer(body: dict[str, Any]) -> Answer:
-    """Of a text that goes on."""
-    choice = body["choices"][0]
-    return Answer(
-        text=choice["text"],
-        finish_reason=choice["finish_reason"],
-        logprobs=list_logprobs(choice.get("logprobs")),
-        usage=usage(body["usage"]),
-    )
+def text_answers(body: dict[str, Any]) -> list[Answer]:
+    """Of texts that go on, those of the first prompt first."""
+    return [
+        Answer(
+            text=choice["text"],
+            finish_reason=choice["finish_reason"],
+            logprobs=list_logprobs(choice.get("logprobs")),
+            usage=usage(body["usage"]),
+        )
+        for choice in sorted(body["choices"], key=lambda choice: int(choice["index"]))
+    ]
 
 
 def usage(told: dict[str, Any]) -> Usage:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, overload
 
 from . import _native
-from ._answers import Answer, Stream, chat_answer, open_call, read, text_answer
+from ._answers import Answer, AsyncStream, Stream, answer_of, chat_answers, text_answers
+from ._sampling import Sampling
+from ._trace import Router, Trace, by_layer
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -25,15 +30,25 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 #: A text, or its tokens.
 Prompt = Union[str, Sequence[int]]
+#: Several of them.
+Prompts = Union[list[str], tuple[str, ...], Sequence[Sequence[int]]]
+#: A conversation; a text is one message of the user.
+Conversation = Union[str, Sequence[Message]]
+#: Several of them.
+Conversations = Union[list[str], tuple[str, ...], Sequence[Sequence[Message]]]
+#: What answers are asked for with, a request each.
+_Bodies = list[dict[str, Any]]
 
 #: Most texts in one request.
 _MAX_TEXTS = 256
+#: Streams whose next piece is waited for at a time, where an event loop reads them.
+_MAX_READERS = 64
 #: Bytes of logits that are computed between two looks at signals.
 _LOGITS_BYTES = 64 << 20
 
 
-class Options(TypedDict, total=False):
-    """What decides how an answer is written. What is left out is the model's own choice."""
+class Options(Sampling, total=False):
+    """Options of an answer; those left out keep the model's defaults."""
 
     max_tokens: int
     stop: str | Sequence[str]
@@ -42,29 +57,7 @@ class Options(TypedDict, total=False):
     skip_special_tokens: bool
     ignore_eos: bool
     seed: int
-    temperature: float
-    dynatemp_range: float
-    dynatemp_exponent: float
-    top_k: int
-    top_p: float
-    min_p: float
-    typical_p: float
-    top_n_sigma: float
-    xtc_probability: float
-    xtc_threshold: float
-    min_keep: int
-    repeat_penalty: float
-    repeat_last_n: int
-    frequency_penalty: float
-    presence_penalty: float
-    dry_multiplier: float
-    dry_base: float
-    dry_allowed_length: int
-    dry_penalty_last_n: int
     dry_sequence_breakers: Sequence[str]
-    mirostat: Literal[0, 1, 2]
-    mirostat_tau: float
-    mirostat_eta: float
     samplers: Sequence[str]
     logit_bias: Mapping[int, float]
     #: Alternatives to report for each token; 0 reports the token alone.
@@ -92,10 +85,14 @@ class ChatOptions(Options, total=False):
     tool_choice: str | Mapping[str, Any]
     parallel_tool_calls: bool
     reasoning_effort: str
+    #: Maximum number of tokens of the model's thought.
+    thinking_budget: int
     #: Further variables of the template, such as `enable_thinking`.
     chat_template_kwargs: Mapping[str, Any]
     #: The last message is the beginning of the answer.
     continue_final_message: bool
+    #: Report the experts of each token: `Answer.routing`.
+    routing: bool
 
 
 #: What the routes call it otherwise.
@@ -104,7 +101,7 @@ _NAMES = {"schema": "json_schema", "choices": "guided_choice"}
 
 def _body(function: str, known: type, options: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a request; None counts as left out."""
-    names = known.__annotations__.keys() | Options.__annotations__.keys()
+    names = known.__annotations__.keys() | Options.__annotations__.keys() | Sampling.__annotations__.keys()
     for name in options:
         if name not in names:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
@@ -153,7 +150,8 @@ class Model:
     """A loaded model. It may be used by several threads, whose answers are computed together.
 
     `model` is a GGUF file, a folder of safetensors, or a name that `moebius models` lists; None is the small model that
-    comes with the package. Settings are those of `moebius serve`; memory is a number of bytes or a text such as "12G".
+    comes with the package. With `pull` a name of Hugging Face's, `ORG/REPO:TYPE`, is downloaded unless it is on this
+    machine. Settings are those of `moebius serve`; memory is a number of bytes or a text such as "12G".
     Variables and the configuration file of the command count for nothing here.
 
     Raises Error where the model cannot be loaded.
@@ -173,12 +171,17 @@ class Model:
         parallel: int | None = None,
         queue: int | None = None,
         cache_tokens: int | None = None,
-        cache_type: Literal["f16", "f32"] | None = None,
+        cache_type: str | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         copy_weights: Literal["auto", "none", "dense", "all"] | None = None,
+        draft: Literal["off", "ngram", "mtp"] | None = None,
+        draft_tokens: int | None = None,
         chat_template: str | os.PathLike[str] | None = None,
         name: str | None = None,
+        pull: bool = False,
     ) -> None:
+        if pull and model is not None:
+            model = _native.pull(os.fspath(model))
         settings = {
             "model": model,
             "backend": backend,
@@ -194,12 +197,17 @@ class Model:
             "cache-type": cache_type,
             "cache-dir": cache_dir,
             "copy-weights": copy_weights,
+            "draft": draft,
+            "draft-tokens": draft_tokens,
             "chat-template-file": chat_template,
             "alias": name,
         }
         self._engine = _native.Engine(_flags(settings))
         self._about = self._engine.about()
         self._scoring = threading.Lock()
+        # As many whole answers as the engine computes at a time: more would wait there, or be refused.
+        self._workers = ThreadPoolExecutor(self._about["parallel"], "moebius-answers")
+        self._readers = ThreadPoolExecutor(_MAX_READERS, "moebius-streams")
 
     @property
     def name(self) -> str:
@@ -247,67 +255,244 @@ class Model:
         return str(self._about["backend"])
 
     @property
+    def routers(self) -> list[Router]:
+        """The layers that choose among experts; none of a dense model."""
+        return [Router(*router) for router in self._about["routers"]]
+
+    @property
     def notes(self) -> list[str]:
         """What a user should know: who computes and why, where weights are."""
         return list(self._about["notes"])
 
     @overload
     def chat(
-        self, messages: str | Sequence[Message], *, stream: Literal[False] = False, **options: Unpack[ChatOptions]
+        self, messages: Conversation, *, stream: Literal[False] = False, n: None = None, **options: Unpack[ChatOptions]
     ) -> Answer: ...
     @overload
     def chat(
-        self, messages: str | Sequence[Message], *, stream: Literal[True], **options: Unpack[ChatOptions]
+        self, messages: Conversation, *, stream: Literal[False] = False, n: int, **options: Unpack[ChatOptions]
+    ) -> list[Answer]: ...
+    @overload
+    def chat(
+        self, messages: Conversations, *, stream: Literal[False] = False, n: None = None, **options: Unpack[ChatOptions]
+    ) -> list[Answer]: ...
+    @overload
+    def chat(
+        self, messages: Conversations, *, stream: Literal[False] = False, n: int, **options: Unpack[ChatOptions]
+    ) -> list[list[Answer]]: ...
+    @overload
+    def chat(
+        self, messages: Conversation, *, stream: Literal[True], n: None = None, **options: Unpack[ChatOptions]
     ) -> Stream: ...
     @overload
     def chat(
-        self, messages: str | Sequence[Message], *, stream: bool, **options: Unpack[ChatOptions]
+        self, messages: Conversation, *, stream: bool, n: None = None, **options: Unpack[ChatOptions]
     ) -> Answer | Stream: ...
 
     def chat(
-        self, messages: str | Sequence[Message], *, stream: bool = False, **options: Unpack[ChatOptions]
-    ) -> Answer | Stream:
+        self,
+        messages: Conversation | Conversations,
+        *,
+        stream: bool = False,
+        n: int | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Answer | list[Answer] | list[list[Answer]] | Stream:
         """An answer in a conversation; a text is one message of the user. With `stream` it comes piece by piece.
 
+        A list of texts or of conversations gives a list of answers, which are computed together. With `n` there are n
+        answers to each, as a list; answer i uses seed + i.
+
         Raises Error where the request is refused or fails, TypeError for a keyword that is none.
         """
-        body = _body("chat", ChatOptions, options)
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        body["messages"] = _plain(messages)
-        if "logprobs" in body:
-            body["top_logprobs"], body["logprobs"] = body["logprobs"], True
+        bodies, is_batch = self._chat_bodies(messages, stream, n, options)
         if stream:
-            return self._stream("/v1/chat/completions", body)
-        return chat_answer(self.request("/v1/chat/completions", body))
+            return Stream(self._call(_CHAT, bodies[0]), self.routers)
+        return _shaped([chat_answers(told, self.routers) for told in self._ask(_CHAT, bodies)], is_batch, n)
+
+    @overload
+    async def achat(
+        self, messages: Conversation, *, stream: Literal[False] = False, n: None = None, **options: Unpack[ChatOptions]
+    ) -> Answer: ...
+    @overload
+    async def achat(
+        self, messages: Conversation, *, stream: Literal[False] = False, n: int, **options: Unpack[ChatOptions]
+    ) -> list[Answer]: ...
+    @overload
+    async def achat(
+        self, messages: Conversations, *, stream: Literal[False] = False, n: None = None, **options: Unpack[ChatOptions]
+    ) -> list[Answer]: ...
+    @overload
+    async def achat(
+        self, messages: Conversations, *, stream: Literal[False] = False, n: int, **options: Unpack[ChatOptions]
+    ) -> list[list[Answer]]: ...
+    @overload
+    async def achat(
+        self, messages: Conversation, *, stream: Literal[True], n: None = None, **options: Unpack[ChatOptions]
+    ) -> AsyncStream: ...
+    @overload
+    async def achat(
+        self, messages: Conversation, *, stream: bool, n: None = None, **options: Unpack[ChatOptions]
+    ) -> Answer | AsyncStream: ...
+
+    async def achat(
+        self,
+        messages: Conversation | Conversations,
+        *,
+        stream: bool = False,
+        n: int | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Answer | list[Answer] | list[list[Answer]] | AsyncStream:
+        """As `chat`, without blocking the event loop. A task that is cancelled ends its request."""
+        bodies, is_batch = self._chat_bodies(messages, stream, n, options)
+        if stream:
+            return await self._astream(_CHAT, bodies[0])
+        return _shaped([chat_answers(told, self.routers) for told in await self._aask(_CHAT, bodies)], is_batch, n)
 
     @overload
     def complete(
-        self, prompt: Prompt, *, stream: Literal[False] = False, suffix: str | None = None, **options: Unpack[Options]
+        self,
+        prompt: Prompt,
+        *,
+        stream: Literal[False] = False,
+        n: None = None,
+        suffix: str | None = None,
+        **options: Unpack[Options],
     ) -> Answer: ...
     @overload
     def complete(
-        self, prompt: Prompt, *, stream: Literal[True], suffix: str | None = None, **options: Unpack[Options]
+        self,
+        prompt: Prompt,
+        *,
+        stream: Literal[False] = False,
+        n: int,
+        suffix: str | None = None,
+        **options: Unpack[Options],
+    ) -> list[Answer]: ...
+    @overload
+    def complete(
+        self,
+        prompt: Prompts,
+        *,
+        stream: Literal[False] = False,
+        n: None = None,
+        suffix: str | None = None,
+        **options: Unpack[Options],
+    ) -> list[Answer]: ...
+    @overload
+    def complete(
+        self,
+        prompt: Prompts,
+        *,
+        stream: Literal[False] = False,
+        n: int,
+        suffix: str | None = None,
+        **options: Unpack[Options],
+    ) -> list[list[Answer]]: ...
+    @overload
+    def complete(
+        self,
+        prompt: Prompt,
+        *,
+        stream: Literal[True],
+        n: None = None,
+        suffix: str | None = None,
+        **options: Unpack[Options],
     ) -> Stream: ...
     @overload
     def complete(
-        self, prompt: Prompt, *, stream: bool, suffix: str | None = None, **options: Unpack[Options]
+        self, prompt: Prompt, *, stream: bool, n: None = None, suffix: str | None = None, **options: Unpack[Options]
     ) -> Answer | Stream: ...
 
     def complete(
-        self, prompt: Prompt, *, stream: bool = False, suffix: str | None = None, **options: Unpack[Options]
-    ) -> Answer | Stream:
+        self,
+        prompt: Prompt | Prompts,
+        *,
+        stream: bool = False,
+        n: int | None = None,
+        suffix: str | None = None,
+        **options: Unpack[Options],
+    ) -> Answer | list[Answer] | list[list[Answer]] | Stream:
         """How a text goes on, or a list of tokens; between it and `suffix`, for models that fill gaps.
+
+        A list of texts or of lists of tokens gives a list of answers, which are computed together. With `n` there are n
+        answers to each, as a list; answer i uses seed + i.
 
         Raises Error where the request is refused or fails, TypeError for a keyword that is none.
         """
-        body = {"max_tokens": -1} | _body("complete", Options, options)
-        body["prompt"] = _plain(prompt)
-        if suffix is not None:
-            body["suffix"] = suffix
+        bodies, is_batch = self._text_bodies(prompt, stream, n, suffix, options)
         if stream:
-            return self._stream("/v1/completions", body)
-        return text_answer(self.request("/v1/completions", body))
+            return Stream(self._call(_TEXT, bodies[0]))
+        return _shaped(_by_prompt(self._ask(_TEXT, bodies), n), is_batch, n)
+
+    @overload
+    async def acomplete(
+        self,
+        prompt: Prompt,
+        *,
+        stream: Literal[False] = False,
+        n: None = None,
+        suffix: str | None = None,
+        **options: Unpack[Options],
+    ) -> Answer: ...
+    @overload
+    async def acomplete(
+        self,
+        prompt: Prompt,
+        *,
+        stream: Literal[False] = False,
+        n: int,
+        suffix: str | None = None,
+        **options: Unpack[Options],
+    ) -> list[Answer]: ...
+    @overload
+    async def acomplete(
+        self,
+        prompt: Prompts,
+        *,
+        stream: Literal[False] = False,
+        n: None = None,
+        suffix: str | None = None,
+        **options: Unpack[Options],
+    ) -> list[Answer]: ...
+    @overload
+    async def acomplete(
+        self,
+        prompt: Prompts,
+        *,
+        stream: Literal[False] = False,
+        n: int,
+        suffix: str | None = None,
+        **options: Unpack[Options],
+    ) -> list[list[Answer]]: ...
+    @overload
+    async def acomplete(
+        self,
+        prompt: Prompt,
+        *,
+        stream: Literal[True],
+        n: None = None,
+        suffix: str | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncStream: ...
+    @overload
+    async def acomplete(
+        self, prompt: Prompt, *, stream: bool, n: None = None, suffix: str | None = None, **options: Unpack[Options]
+    ) -> Answer | AsyncStream: ...
+
+    async def acomplete(
+        self,
+        prompt: Prompt | Prompts,
+        *,
+        stream: bool = False,
+        n: int | None = None,
+        suffix: str | None = None,
+        **options: Unpack[Options],
+    ) -> Answer | list[Answer] | list[list[Answer]] | AsyncStream:
+        """As `complete`, without blocking the event loop. A task that is cancelled ends its request."""
+        bodies, is_batch = self._text_bodies(prompt, stream, n, suffix, options)
+        if stream:
+            return await self._astream(_TEXT, bodies[0])
+        return _shaped(_by_prompt(await self._aask(_TEXT, bodies), n), is_batch, n)
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Tokens of a text. `add_special` adds those that the model wants around it; `parse_special` reads names of
@@ -329,23 +514,54 @@ class Model:
             body["chat_template_kwargs"] = _plain(variables)
         return str(self.request("/apply-template", body)["prompt"])
 
-    def logits(self, tokens: Sequence[int]) -> NDArray[numpy.float32]:
-        """Logits behind each token, float32 [number of tokens, vocab_size].
+    def logits(self, prompt: Prompt) -> NDArray[numpy.float32]:
+        """Logits after each token of a text, float32 [number of tokens, vocab_size]. Needs NumPy.
 
-        They are computed by a second program beside the engine's, with a cache of its own, on the CPU where no backend
-        was named. Needs NumPy.
+        They are computed by another program than the engine's, with a separate cache, on the CPU unless a backend is
+        named; it reads the weights from the same mapped file.
+        """
+        logits = self.trace(prompt, logits=True, experts=False).logits
+        assert logits is not None
+        return logits
+
+    def trace(self, prompt: Prompt, *, logits: bool = False, hidden: bool = False, experts: bool = True) -> Trace:
+        """What the model computes at each token of a text: the experts with their weights, and on demand logits and
+        hidden states. For a prompt with its answer, give both. Computed as `logits` is. Needs NumPy.
+
+        Raises Error where a token is not in the vocabulary, or computing fails.
         """
         import numpy
 
-        ids = [int(token) for token in tokens]
-        rows = numpy.empty((len(ids), self.vocab_size), numpy.float32)
+        ids = self._tokens(prompt)
         step = max(32, _LOGITS_BYTES // (4 * self.vocab_size))
+        parts: list[tuple[bytes, bytes, bytes, bytes]] = []
         with self._scoring:
             for start in range(0, len(ids), step):
                 chunk = ids[start : start + step]
-                computed = self._engine.logits(chunk, start, len(ids))
-                rows[start : start + step] = numpy.frombuffer(computed, numpy.float32).reshape(len(chunk), -1)
-        return rows
+                parts.append(self._engine.trace(chunk, (start, len(ids)), (logits, hidden, experts)))
+
+        def rows(kind: int, dtype: Any, width: int) -> Any:
+            return numpy.frombuffer(b"".join(part[kind] for part in parts), dtype).reshape(len(ids), width)
+
+        routers = self.routers if experts else []
+        width = sum(router.n_used for router in routers)
+        size = len(parts[0][1]) // (4 * min(step, len(ids))) if parts else 0
+        return Trace(
+            tokens=ids,
+            routers=routers,
+            experts=by_layer(rows(2, numpy.uint16, width).astype(numpy.int32), routers, -1),
+            weights=by_layer(rows(3, numpy.float32, width), routers, 0) if parts and parts[0][3] else None,
+            logits=rows(0, numpy.float32, self.vocab_size) if logits else None,
+            hidden=rows(1, numpy.float32, size) if hidden else None,
+        )
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return [int(token) for token in prompt]
+        tokens = self.tokenize(prompt, add_special=True)
+        # A rendered conversation begins with the token that begins texts: it would be there twice.
+        bare = self.tokenize(prompt)
+        return bare if tokens[1:] == bare and tokens[:1] == bare[:1] else tokens
 
     def logprobs(self, prompt: Prompt) -> NDArray[numpy.float32]:
         """Natural logarithms of the probabilities of a text's tokens, each behind those before it, float32 [number of
@@ -386,9 +602,7 @@ class Model:
 
         Raises Error where the request is refused or fails.
         """
-        call = self._call(path, body)
-        open_call(call)
-        return json.loads(read(call))
+        return answer_of(self._call(path, body))
 
     def serve(
         self,
@@ -412,6 +626,8 @@ class Model:
     def close(self) -> None:
         """Ends the engine and frees its memory; what runs is cut off."""
         self._engine.close()
+        self._workers.shutdown(wait=False)
+        self._readers.shutdown(wait=False)
 
     def __enter__(self) -> Model:
         return self
@@ -426,9 +642,99 @@ class Model:
         text = None if body is None else json.dumps(body, allow_nan=False, separators=(",", ":"))
         return self._engine.call(path, text)
 
-    def _stream(self, path: str, body: dict[str, Any]) -> Stream:
+    def _ask(self, path: str, bodies: _Bodies) -> list[Any]:
+        """The answers to requests, which the engine computes together."""
+        if len(bodies) == 1:
+            return [self.request(path, bodies[0])]
+        calls = [self._call(path, body) for body in bodies]
+        futures = [self._workers.submit(answer_of, call) for call in calls]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            # One is refused, or Ctrl-C: the others are of no use.
+            for call, future in zip(calls, futures):
+                future.cancel()
+                call.cancel()
+            raise
+
+    async def _aask(self, path: str, bodies: _Bodies) -> list[Any]:
+        calls = [self._call(path, body) for body in bodies]
+        try:
+            return list(await asyncio.gather(*[self._run(self._workers, partial(answer_of, call)) for call in calls]))
+        except BaseException:
+            for call in calls:
+                call.cancel()
+            raise
+
+    async def _astream(self, path: str, body: dict[str, Any]) -> AsyncStream:
+        call = self._call(path, body)
+        run = partial(self._run, self._readers)
+        try:
+            return AsyncStream(await run(partial(Stream, call, self.routers)), run)
+        except BaseException:
+            call.cancel()
+            raise
+
+    async def _run(self, pool: ThreadPoolExecutor, act: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(pool, act)
+
+    def _chat_bodies(
+        self, messages: Any, stream: bool, n: int | None, options: Mapping[str, Any]
+    ) -> tuple[_Bodies, bool]:
+        body = _body("chat", ChatOptions, options)
+        if "logprobs" in body:
+            body["top_logprobs"], body["logprobs"] = body["logprobs"], True
+        plain = _plain(messages)
+        is_batch = isinstance(plain, list) and bool(plain) and isinstance(plain[0], (str, list))
+        _complete_body(body, stream, n, is_batch)
+        talks = [
+            [{"role": "user", "content": talk}] if isinstance(talk, str) else talk
+            for talk in (plain if is_batch else [plain])
+        ]
+        return [body | {"messages": talk} for talk in talks], is_batch
+
+    def _text_bodies(
+        self, prompt: Any, stream: bool, n: int | None, suffix: str | None, options: Mapping[str, Any]
+    ) -> tuple[_Bodies, bool]:
+        body = {"max_tokens": -1} | _body("complete", Options, options)
+        if suffix is not None:
+            body["suffix"] = suffix
+        plain = _plain(prompt)
+        is_batch = isinstance(plain, list) and bool(plain) and isinstance(plain[0], (str, list))
+        _complete_body(body, stream, n, is_batch)
+        if not is_batch:
+            return [body | {"prompt": plain}], False
+        step = max(1, _MAX_TEXTS // (n or 1))
+        return [body | {"prompt": plain[at : at + step]} for at in range(0, len(plain), step)], True
+
+
+_CHAT = "/v1/chat/completions"
+_TEXT = "/v1/completions"
+
+
+def _complete_body(body: dict[str, Any], stream: bool, n: int | None, is_batch: bool) -> None:
+    """Adds what says how answers come."""
+    if stream and (is_batch or n is not None):
+        raise TypeError("stream=True gives one answer: it cannot be combined with several prompts or n")
+    if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return Stream(self._call(path, body))
+    if n is not None:
+        body["n"] = n
+
+
+def _by_prompt(told: list[Any], n: int | None) -> list[list[Answer]]:
+    """Answers of some requests, those of a prompt together."""
+    answers = [answer for body in told for answer in text_answers(body)]
+    each = n or 1
+    return [answers[at : at + each] for at in range(0, len(answers), each)]
+
+
+def _shaped(answers: list[list[Answer]], is_batch: bool, n: int | None) -> Answer | list[Answer] | list[list[Answer]]:
+    """Answers by prompt as they were asked for: one, or a list for several prompts, and for n."""
+    if n is None:
+        firsts = [of_prompt[0] for of_prompt in answers]
+        return firsts if is_batch else firsts[0]
+    return answers if is_batch else answers[0]
 
 
 def _flags(settings: Mapping[str, Any]) -> list[str]:

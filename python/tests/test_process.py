@@ -1,11 +1,15 @@
 """What happens to the process: Ctrl-C, forks, ends, servers, the command."""
 
+import hashlib
+import http.server
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -46,6 +50,54 @@ def test_ctrl_c_interrupts(how):
     child.send_signal(signal.SIGINT)
     assert child.stdout.read() == "interrupted 0 True\n"
     assert child.wait(10) == 0 and time.monotonic() - sent < 8
+
+
+def test_models_are_pulled_when_they_are_asked_for(tmp_path):
+    file = pathlib.Path(__file__).parents[2] / "models" / "fable-29m-a10m-q4_k_m.gguf"
+    data = file.read_bytes()
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    entry = {"rfilename": "tiny-Q4_K_M.gguf", "size": len(data)}
+    entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+    asked = []
+
+    class Hub(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            is_listing = self.path.startswith("/api/models/org/tiny-GGUF/revision/main")
+            body = json.dumps({"sha": commit, "siblings": [entry]}).encode() if is_listing else data
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    hub = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=hub.serve_forever, daemon=True).start()
+    script = """
+        import moebius, sys
+        try:
+            moebius.Model("org/tiny-GGUF:Q4_K_M", backend="cpu")
+        except moebius.Error as error:
+            print(error)
+        for _ in range(2):
+            m = moebius.Model("org/tiny-GGUF:Q4_K_M", threads=1, context=256, backend="cpu", pull=True)
+            print(m.name, len(m.complete("Once", max_tokens=4).text) > 0)
+        try:
+            moebius.Model("nowhere.gguf", pull=True)
+        except moebius.Error as error:
+            print(error)
+    """
+    endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
+    variables = os.environ | {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub")}
+    line = [sys.executable, "-c", textwrap.dedent(script)]
+    said = subprocess.run(line, env=variables, capture_output=True, text=True, check=True).stdout.splitlines()
+    hub.shutdown()
+    assert len(said) == 4 and "downloads it" in said[0], said
+    assert said[1] == said[2] == "tiny-Q4_K_M True"
+    assert "nowhere.gguf" in said[3]
+    assert len([path for path in asked if "/resolve/" in path]) == 1, asked
 
 
 def test_servers_come_and_go(model):

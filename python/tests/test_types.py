@@ -11,6 +11,17 @@ import moebius
 
 m = moebius.Model("x.gguf", backend="cpu", memory="4G")
 text: str = m.chat("Hello", temperature=0.5, top_k=40).text
+texts: list[str] = [answer.text for answer in m.complete(["a", "b"], max_tokens=3)]
+some: list[moebius.Answer] = m.complete("a", n=3)
+more: list[list[moebius.Answer]] = m.complete([[1, 2], [3]], n=2)
+talks: list[moebius.Answer] = m.chat([[{"role": "user", "content": "x"}], [{"role": "user", "content": "y"}]])
+stream: moebius.Stream = m.complete([1, 2], stream=True)
+experts: np.typing.NDArray[np.int32] = m.trace("x").experts
+async def later() -> str:
+    text = (await m.achat("x", routing=True)).text
+    async for piece in await m.acomplete("x", stream=True):
+        text += piece
+    return text + (await m.acomplete(["x", "y"]))[0].text
 for piece in m.chat([{"role": "user", "content": "x"}], stream=True, schema={"type": "object"}):
     text += piece
 rows: np.typing.NDArray[np.float32] = m.logits(m.tokenize("x"))
@@ -23,6 +34,8 @@ WRONG = {
     "m.chat('x').tokens": "tokens",
     "moebius.Model(threads='two')": "threads",
     "m.complete('x', tools=[])": "tools",
+    "m.complete(['x']).text": "text",
+    "m.complete('x', n=2, stream=True)": "complete",
 }
 
 

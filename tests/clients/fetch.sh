@@ -13,5 +13,7 @@ pip python -r tests/clients/requirements.txt
 [ -x "$room/frameworks/bin/pip" ] || python3 -m venv "$room/frameworks"
 pip frameworks --no-compile -r tests/clients/frameworks.txt
 cp tests/clients/*.mjs tests/clients/package.json "$room/"
-(cd "$room" && npm install --no-audit --no-fund --no-package-lock --loglevel=error)
+for folder in "$room" web; do
+  (cd "$folder" && npm install --no-audit --no-fund --no-package-lock --loglevel=error)
+done
 cargo fetch --quiet --locked --manifest-path tests/clients/rust/Cargo.toml

@@ -4,7 +4,7 @@
 # something it needs is not there or cannot be fetched: then nothing was tested.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-program=${1:-target/debug/moebius}
+program=${1:-target/release/moebius}
 export CHROMIUM=${CHROMIUM:-/usr/bin/chromium}
 room=$PWD/target/clients
 mkdir -p "$room"
@@ -31,5 +31,5 @@ failed=0
 "$room/frameworks/bin/python" tests/clients/frameworks.py "$address" || failed=1
 (cd "$room" && node clients.mjs "$address") || failed=1
 "$room/rust/debug/client" "$address" || failed=1
-(cd "$room" && node page.mjs "$address") || failed=1
+(cd web && npm test --silent && npm run --silent test:browser -- "$address") || failed=1
 exit $failed

@@ -1,5 +1,5 @@
 // Times of the kernels that read weights, on a GPU: graphs of many launches, each with other weights, so that nothing
-// comes from the second cache. Geometry as in `crates/backend/src/cuda/matmul.rs`.
+// comes from the second cache. Geometry as in `crates/gpu/src/cuda/matmul.rs`.
 #pragma once
 
 #include <algorithm>

@@ -6,7 +6,7 @@ use crate::{Kinds, Limits, StepError};
 pub const PAGE: usize = 32;
 
 /// One step's work. The vectors are reused from step to step.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// Token ids, `[T]`, chunk after chunk.
     pub tokens: Vec<u32>,
@@ -24,6 +24,10 @@ pub struct Batch {
     pub listed: Vec<u32>,
     /// Bit sets of [`Ask::Best`].
     pub masks: Masks,
+    /// Hidden states that the tokens come after, `[T, d_model]`: such a step runs the draft head
+    /// ([`model::plan::DraftHead`]), and a step without any the model. A token is at the position of its hidden
+    /// state. The step touches no recurrent state and has no drafts itself.
+    pub hidden: Vec<f32>,
 }
 
 /// What a step returns of a row, besides its hidden state, which is always returned.
@@ -119,7 +123,7 @@ pub struct Chunk {
     /// chunk. A chunk at position 0 starts from zeros. Ignored where the plan has no states.
     pub state: u32,
     /// Number of tokens at the chunk's end that are drafts: guesses of what follows, which are computed like all
-    /// others, but leave the state where it stands before them until [`crate::Program::commit`] says how many were
+    /// others, but leave the state where it stands before them until [`crate::Drafts::commit`] says how many were
     /// right. Fewer than `len`, at most [`Limits::max_draft`].
     pub n_draft: u32,
 }
@@ -152,7 +156,7 @@ impl Batch {
     }
 
     /// Bytes that [`Batch::with_room`] allocates.
-    pub(crate) fn bytes_of_room(limits: Limits) -> usize {
+    pub fn bytes_of_room(limits: Limits) -> usize {
         let token = size_of::<u32>() + size_of::<Chunk>();
         let output = size_of::<u32>() + size_of::<Ask>();
         let pages = limits.n_pages.saturating_add(limits.n_window_pages).saturating_mul(size_of::<u32>());
@@ -170,11 +174,18 @@ impl Batch {
         self.asks.clear();
         self.listed.clear();
         self.masks.clear();
+        self.hidden.clear();
+    }
+
+    /// Whether the step runs the draft head.
+    pub fn is_draft(&self) -> bool {
+        !self.hidden.is_empty()
     }
 
     /// Copies another batch and keeps the memory of this one.
     pub fn copy_from(&mut self, other: &Batch) {
-        let Batch { tokens, chunks, pages, window_pages, rows, asks, listed, masks } = self;
+        let Batch { tokens, chunks, pages, window_pages, rows, asks, listed, masks, hidden } = self;
+        hidden.clone_from(&other.hidden);
         tokens.clone_from(&other.tokens);
         chunks.clone_from(&other.chunks);
         pages.clone_from(&other.pages);
@@ -263,7 +274,34 @@ impl Batch {
     /// # Errors
     /// [`StepError::TokenId`] for an id outside the vocabulary, [`StepError::Batch`] for anything else that is invalid.
     pub fn check(&self, limits: Limits, kinds: Kinds, n_vocab: usize) -> Result<(), StepError> {
+        self.check_drafting(limits, kinds, n_vocab, None)
+    }
+
+    /// As [`Batch::check`], for a program with a draft head that is given rows of `d_model`.
+    ///
+    /// # Errors
+    /// As [`Batch::check`].
+    pub fn check_drafting(
+        &self,
+        limits: Limits,
+        kinds: Kinds,
+        n_vocab: usize,
+        d_model: Option<usize>,
+    ) -> Result<(), StepError> {
         let bad = |why: String| Err(StepError::Batch(why));
+        let kinds = Kinds { state: kinds.state && !self.is_draft(), ..kinds };
+        match d_model {
+            _ if !self.is_draft() => {}
+            None => return bad("the batch has hidden states, and the program no draft head".into()),
+            Some(d) if Some(self.hidden.len()) != self.tokens.len().checked_mul(d) => {
+                let (n, tokens) = (self.hidden.len(), self.tokens.len());
+                return bad(format!("the batch has {n} numbers of hidden states, {tokens} tokens have {d} each"));
+            }
+            Some(_) if self.chunks.iter().any(|c| c.n_draft > 0) => {
+                return bad("a step of the draft head has drafts".into());
+            }
+            Some(_) => {}
+        }
         if self.tokens.is_empty() {
             return bad("the batch is empty".into());
         }

@@ -1,10 +1,10 @@
-//! Which slots of recurrent state wait for [`Program::commit`](crate::Program::commit). Knows no numbers of a state.
+//! Which slots of recurrent state wait for [`Drafts::commit`](crate::Drafts::commit). Knows no numbers of a state.
 
 use crate::{Batch, StepError};
 
 /// Drafts of each slot that were computed and neither accepted nor dropped, `[n_slots]`.
 #[derive(Debug, Default)]
-pub(crate) struct Uncommitted(Vec<u32>);
+pub struct Uncommitted(Vec<u32>);
 
 impl Uncommitted {
     /// For `n_slots` slots; none where the plan has no states.

@@ -6,12 +6,13 @@
 
 use std::borrow::Cow;
 
-use model::plan::{Buf, Op, Plan, Rows, Weight};
+use model::plan::{self, Buf, Plan, Rows};
 
-use crate::{InputSums, InputTrace};
+use crate::{InputSums, InputTrace, SumInputs};
 
 /// The memory in which ops find their inputs. No op runs while it is asked.
 pub trait Memory {
+    /// Why memory could not be read or written.
     type Error;
 
     /// The first `n` numbers of a buffer.
@@ -27,7 +28,9 @@ pub trait Memory {
 /// Rows of a step: of its tokens and of those that it returns.
 #[derive(Clone, Copy, Debug)]
 pub struct Counts {
+    /// Tokens of the step.
     pub tokens: usize,
+    /// Rows that the step returns.
     pub outputs: usize,
 }
 
@@ -84,22 +87,12 @@ impl Inputs {
         let place = |buf: Buf| Place { buf, rows: plan.buf(buf).rows, width: plan.buf(buf).width };
         for op in &plan.ops {
             let mut products = Vec::new();
-            let mut add = |weights: Vec<Weight>, x: Buf, ids: Option<Buf>| {
+            // The columns of a transposed matrix are not those of its file.
+            for plan::Product { weights, x, ids, .. } in op.products().into_iter().filter(|p| !p.transposed) {
                 products.push(Product { sums: inputs.sums.len(), x: place(x), ids: ids.map(place) });
                 let shape = &plan.weight(weights[0]).shape;
                 inputs.shapes.push((if shape.len() == 3 { shape[0] } else { 1 }, shape[shape.len() - 1]));
                 inputs.sums.push(InputSums::new(weights));
-            };
-            match *op {
-                Op::Linear { x, ref parts } => add(parts.iter().map(|part| part.w).collect(), x, None),
-                Op::GatedLinear { x, gate, up, .. } => add(vec![gate, up], x, None),
-                // The columns of a transposed matrix are not those of its file.
-                Op::HeadLinear { x, w, transposed: false, .. } => add(vec![w], x, None),
-                Op::Experts { x, ids, gate, up, down, hidden, .. } => {
-                    add(vec![gate, up], x, Some(ids));
-                    add(vec![down], hidden, Some(ids));
-                }
-                _ => {}
             }
             inputs.products.push(products);
         }
@@ -212,5 +205,15 @@ impl Inputs {
     /// The sums.
     pub fn sums(&self) -> &[InputSums] {
         &self.sums
+    }
+}
+
+impl SumInputs for Inputs {
+    fn trace(&mut self, trace: InputTrace) {
+        self.turn(trace);
+    }
+
+    fn sums(&self) -> &[InputSums] {
+        Inputs::sums(self)
     }
 }

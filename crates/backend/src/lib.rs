@@ -1,29 +1,23 @@
-//! Backends: a [`Backend`] turns a plan and a checkpoint into a [`Program`]; a program computes one step at a time.
+//! The contract of a backend: a [`Backend`] turns a plan and a checkpoint into a [`Program`]; a program computes one
+//! step at a time.
 //!
-//! Almost all unsafe code of the project is in this crate. It knows nothing of text, requests or sampling.
+//! Here are also what every backend shares (where experts live, sums of inputs, drafts, routing traces) and the
+//! [`mod@reference`] interpreter that all others are tested against. The crates `cpu` and `gpu` hold the backends. It
+//! knows nothing of text, requests or sampling.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod batch;
-pub mod cpu;
-pub mod cuda;
-mod drafts;
+pub mod cache_type;
+pub mod drafts;
 pub mod experts;
 pub mod footprint;
-pub mod heap;
-mod inputs;
-pub mod metal;
-pub mod meter;
+pub mod inputs;
 pub mod pick;
-mod quant_headers;
-pub mod rank;
 pub mod reference;
 pub mod residency;
-mod rope;
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod router_cases;
-mod routing;
-mod weights;
+pub mod rope;
+pub mod routing;
+pub mod weights;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -31,8 +25,10 @@ use std::time::Duration;
 
 use checkpoint::Checkpoint;
 use model::plan::{Plan, ValidPlan, Weight};
+use sys::arena::OutOfMemory;
 
 pub use batch::{Ask, Batch, Chunk, Masks, PAGE, Tables};
+pub use cache_type::{CacheType, KvType};
 pub use experts::StreamStats;
 pub use footprint::{Footprint, Part};
 pub use pick::{Best, Picks};
@@ -114,7 +110,10 @@ impl Kinds {
     }
 
     /// Checks that the limits leave room for one sequence.
-    fn check(self, limits: Limits) -> Result<(), CompileError> {
+    ///
+    /// # Errors
+    /// [`CompileError::Limit`] names the first that does not.
+    pub fn check(self, limits: Limits) -> Result<(), CompileError> {
         let least = [
             ("window pages", limits.n_window_pages, self.window_blocks().min(limits.max_positions.div_ceil(PAGE))),
             ("slots for recurrent states", limits.n_states, usize::from(self.state)),
@@ -126,7 +125,7 @@ impl Kinds {
     }
 }
 
-/// A piece of a program's memory of sequences that can be saved and restored.
+/// A piece of a program's memory of sequences that can be saved and restored ([`Save`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece {
     /// A page of the layers that keep all positions.
@@ -205,95 +204,105 @@ pub trait Program: Send {
         self.wait()
     }
 
+    /// Width of the hidden states that steps of the draft head are given ([`Batch::hidden`]); `None` where the program
+    /// has no draft head.
+    fn draft_width(&self) -> Option<usize> {
+        None
+    }
+
     /// Copies all recurrent states of one slot to another: saves or restores a checkpoint.
     ///
     /// # Panics
     /// When a slot is not below [`Limits::n_states`].
     fn copy_state(&mut self, from: u32, to: u32);
 
-    /// Sizes of the pieces of memory that [`Program::save`] reads, where the program can do that.
-    fn piece_bytes(&self) -> Option<PieceBytes> {
+    /// The routers of the plan, in order of layers; none where no layer has experts.
+    fn routers(&self) -> &[RouterInfo];
+
+    /// Switches reports of the routers' choices on or off from the next step on; off at first. Results do not change.
+    fn trace_routing(&mut self, is_on: bool);
+
+    /// Weights of the last step's experts, in the order of [`Output::routing`]: what the outputs of the experts are
+    /// multiplied with. `None` unless [`Program::trace_routing`] is on, and where a program does not report them.
+    fn expert_weights(&self) -> Option<&[f32]> {
         None
     }
 
+    /// What streaming experts from disk has done so far; `None` where nothing is streamed.
+    fn stream_stats(&self) -> Option<StreamStats>;
+
+    /// Gives the program a flag that ends a step early while it is set ([`Cause::Interrupted`]), where steps can be
+    /// long because they wait for a disk.
+    fn set_interrupt(&mut self, flag: Arc<AtomicBool>);
+
+    /// Whether the device is lost to the program, so that every further step fails as the last one did.
+    fn is_lost(&self) -> bool;
+
+    /// Saves and restores the memory of sequences, where the program can.
+    fn saver(&mut self) -> Option<&mut dyn Save>;
+
+    /// Moves recurrent states past accepted drafts, where the program takes drafts of a plan with states.
+    fn drafts(&mut self) -> Option<&mut dyn Drafts>;
+
+    /// Measures the time of ops, where the program can.
+    fn profiler(&mut self) -> Option<&mut dyn Profile>;
+
+    /// Sums the inputs of products, where the program can.
+    fn input_sums(&mut self) -> Option<&mut dyn SumInputs>;
+}
+
+/// Saves and restores a program's memory of sequences. No step is in flight.
+pub trait Save {
+    /// Sizes of the pieces that [`Save::save`] reads.
+    fn piece_bytes(&self) -> PieceBytes;
+
     /// Appends the bytes of a piece to `out`. They mean something to a program of the same plan, limits on drafts and
-    /// cache type alone. No step is in flight.
+    /// cache type alone.
     ///
     /// # Panics
-    /// When the piece is beyond the limits, a state has uncommitted drafts, or [`Program::piece_bytes`] is `None`.
-    fn save(&self, piece: Piece, out: &mut Vec<u8>) {
-        unreachable!("{piece:?} of {} bytes is saved of a program that cannot", out.len());
-    }
+    /// When the piece is beyond the limits, or a state has uncommitted drafts.
+    fn save(&self, piece: Piece, out: &mut Vec<u8>);
 
-    /// Restores a piece from what [`Program::save`] wrote. Other bytes of the same length are numbers like any; false,
-    /// and nothing is changed, where they are none. No step is in flight.
+    /// Restores a piece from what [`Save::save`] wrote. Other bytes of the same length are numbers like any; returns
+    /// false, and changes nothing, where the length differs.
     ///
     /// # Panics
-    /// As [`Program::save`], without a word on drafts.
-    fn restore(&mut self, piece: Piece, bytes: &[u8]) -> bool {
-        unreachable!("{piece:?} of {} bytes is restored of a program that cannot", bytes.len());
-    }
+    /// When the piece is beyond the limits.
+    fn restore(&mut self, piece: Piece, bytes: &[u8]) -> bool;
+}
 
+/// Drafts of a plan with recurrent states.
+pub trait Drafts {
     /// Moves the recurrent states of a slot past the first `n_accepted` drafts of its last step, to the bits that a
     /// step of these tokens without drafts leaves; the other drafts are forgotten. It costs next to nothing: a program
     /// may do the work as part of the slot's next step.
     ///
-    /// A step with drafts must be followed by this call, with 0 too, before the slot is read again: a step that goes on
+    /// A step with drafts must be followed by this call, with 0 too, before the slot is read again: a step that resumes
     /// from it is refused until then. Chunks at position 0 and copies to the slot start it anew and need no call.
     /// Caches need none either: later steps overwrite the positions of drafts that were not accepted.
     ///
     /// # Panics
     /// When the slot has no uncommitted drafts or fewer than `n_accepted`: a mistake of the caller. So is a call to a
     /// program that was compiled for no drafts.
-    fn commit(&mut self, slot: u32, n_accepted: usize) {
-        unreachable!("state {slot}: {n_accepted} drafts accepted of a program that takes none");
-    }
+    fn commit(&mut self, slot: u32, n_accepted: usize);
+}
 
-    /// The routers of the plan, in order of layers; none where no layer has experts.
-    fn routers(&self) -> &[RouterInfo] {
-        &[]
-    }
+/// Times of ops. Results of steps do not change.
+pub trait Profile {
+    /// Switches timing on, from zero, or off, keeping the counts; off at first.
+    fn set_enabled(&mut self, is_on: bool);
 
-    /// Switches reports of the routers' choices on or off from the next step on; off at first. Results do not change.
-    fn trace_routing(&mut self, is_on: bool) {
-        let _ = is_on;
-    }
+    /// Time per op, summed over layers.
+    fn times(&self) -> &[OpTime];
+}
 
-    /// What streaming experts from disk has done so far; `None` where nothing is streamed.
-    fn stream_stats(&self) -> Option<StreamStats> {
-        None
-    }
+/// Sums over the inputs of products. Results of steps change by rounding at most.
+pub trait SumInputs {
+    /// Chooses which inputs the next steps sum; none at first.
+    fn trace(&mut self, trace: InputTrace);
 
-    /// Whether the device is lost to the program, so that every further step fails as the last one did.
-    fn is_lost(&self) -> bool {
-        false
-    }
-
-    /// Gives the program a flag that ends a step early while it is set ([`Cause::Interrupted`]), where steps can be
-    /// long because they wait for a disk.
-    fn set_interrupt(&mut self, flag: Arc<AtomicBool>) {
-        let _ = flag;
-    }
-
-    /// Switches timing of ops on, from zero, or off, keeping the counts; off at first. Results do not change.
-    fn trace_times(&mut self, is_on: bool) {
-        let _ = is_on;
-    }
-
-    /// Which inputs of products the next steps sum; none at first. Results change by rounding at most.
-    fn trace_inputs(&mut self, trace: InputTrace) {
-        let _ = trace;
-    }
-
-    /// The sums of matrices and stacks, in the order of the plan that was compiled; empty where a program does not sum.
-    fn inputs(&self) -> &[InputSums] {
-        &[]
-    }
-
-    /// Time per op, summed over layers; empty where a program does not measure.
-    fn times(&self) -> &[OpTime] {
-        &[]
-    }
+    /// The sums of matrices and stacks, in the order of the plan that was compiled.
+    fn sums(&self) -> &[InputSums];
 }
 
 /// Which inputs of products are summed.
@@ -323,16 +332,18 @@ pub struct InputSums {
 }
 
 impl InputSums {
-    fn new(weights: Vec<Weight>) -> InputSums {
+    /// No sums yet, for the matrices or stacks that have this input.
+    pub fn new(weights: Vec<Weight>) -> InputSums {
         InputSums { weights, squares: Vec::new(), counts: Vec::new(), forced: Vec::new() }
     }
 
-    fn n_cols(&self) -> usize {
+    /// Columns of the input.
+    pub fn n_cols(&self) -> usize {
         self.squares.len() / self.counts.len()
     }
 
     /// Adds an input of matrix `i`.
-    fn add(&mut self, i: usize, x: &[f32]) {
+    pub fn add(&mut self, i: usize, x: &[f32]) {
         let squares = &mut self.squares[i * x.len()..][..x.len()];
         squares.iter_mut().zip(x).for_each(|(sum, &x)| *sum += f64::from(x) * f64::from(x));
         self.counts[i] += 1;
@@ -368,6 +379,9 @@ pub struct Output<'a> {
     pub picks: &'a Picks,
     /// The output rows behind the last norm ([`Plan::hidden`]), `[R, d_model]`. Empty where a plan has no such rows.
     pub hidden: &'a [f32],
+    /// The rows of all tokens after the last norm, `[T, d_model]`, which the draft head is given. Empty where the
+    /// program has none, and after its own steps.
+    pub all_hidden: &'a [f32],
     /// Sequences whose routers saw NaN; all others are valid.
     pub faults: &'a [Fault],
     /// Experts chosen for the tokens of the output rows, `[R, Σ n_used]`: for every router of [`Program::routers`] its
@@ -440,6 +454,25 @@ pub enum CompileError {
     },
 }
 
+impl CompileError {
+    /// Refuses a plan with a draft head, for a backend that runs none.
+    ///
+    /// # Errors
+    /// [`CompileError::Unsupported`].
+    pub fn refuse_drafts(backend: &'static str, plan: &Plan) -> Result<(), CompileError> {
+        match plan.draft {
+            Some(_) => Err(CompileError::Unsupported { backend, what: "run a head that drafts tokens".into() }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl From<OutOfMemory> for CompileError {
+    fn from(OutOfMemory { what, bytes }: OutOfMemory) -> CompileError {
+        CompileError::Memory { what, bytes }
+    }
+}
+
 /// Why a step was refused or failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StepError {
@@ -510,7 +543,7 @@ pub enum Cause {
 
 impl Cause {
     /// What a mapped file says that could not be read.
-    pub(crate) fn lost(error: checkpoint::Error) -> Cause {
+    pub fn lost(error: checkpoint::Error) -> Cause {
         match error {
             checkpoint::Error::Lost { file, offset, why } => Cause::Io { file, offset: offset as u64, why },
             other => Cause::Io { file: String::new(), offset: 0, why: other.to_string() },

@@ -81,13 +81,7 @@ impl Picks {
     }
 
     /// Picks from some rows: those that a device has not answered.
-    pub(crate) fn fill_rows(
-        &mut self,
-        batch: &Batch,
-        logits: &[f32],
-        n_vocab: usize,
-        is_wanted: impl Fn(usize) -> bool,
-    ) {
+    pub fn fill_rows(&mut self, batch: &Batch, logits: &[f32], n_vocab: usize, is_wanted: impl Fn(usize) -> bool) {
         self.clear();
         for (row, ask) in batch.asks.iter().enumerate().filter(|&(row, _)| is_wanted(row)) {
             let Ask::Best { n, first_listed, n_listed, mask, log_sum_exp } = *ask else { continue };

@@ -57,7 +57,7 @@ impl Residencies {
     pub fn new(plan: &Plan, policy: Policy) -> Self {
         let mut table =
             Self { of: vec![Residency::Copied; plan.weights.len()], is_matrix: vec![false; plan.weights.len()] };
-        let uses = || plan.ops.iter().flat_map(matrices);
+        let uses = || plan.all_ops().flat_map(matrices);
         for (w, _) in uses() {
             table.of[w.0 as usize] = Residency::Mapped;
             table.is_matrix[w.0 as usize] = true;
@@ -79,9 +79,9 @@ impl Residencies {
         table
     }
 
-    /// Streams the experts of each op whose three stacks no op reads as a whole.
+    /// Streams the experts of each op of the model whose three stacks no op reads as a whole.
     fn stream(&mut self, plan: &Plan) {
-        let uses = || plan.ops.iter().flat_map(matrices);
+        let uses = || plan.all_ops().flat_map(matrices);
         let is_shared = |w: Weight| uses().any(|(used, access)| used == w && access != Access::Chosen);
         for op in &plan.ops {
             if let Op::Experts { gate, up, down, .. } = *op
@@ -110,39 +110,21 @@ impl Residencies {
 }
 
 /// Whether an op multiplies with matrices.
-pub(crate) fn has_products(op: &Op) -> bool {
-    matrices(op).iter().any(|&(_, access)| access != Access::Row)
+pub fn has_products(op: &Op) -> bool {
+    !op.products().is_empty()
 }
 
 /// The matrices of an op.
 fn matrices(op: &Op) -> Vec<(Weight, Access)> {
-    match op {
-        Op::Embed { table, .. } => vec![(*table, Access::Row)],
-        Op::Linear { parts, .. } => parts.iter().map(|part| (part.w, Access::Whole)).collect(),
-        Op::GatedLinear { gate, up, .. } => vec![(*gate, Access::Whole), (*up, Access::Whole)],
-        Op::HeadLinear { w, .. } => vec![(*w, Access::Whole)],
-        Op::Experts { gate, up, down, .. } => [gate, up, down].map(|&w| (w, Access::Chosen)).into(),
-        Op::RmsNorm { .. }
-        | Op::HeadNorm { .. }
-        | Op::Rope { .. }
-        | Op::SplitHeads { .. }
-        | Op::JoinHeads { .. }
-        | Op::GatedAct { .. }
-        | Op::Add { .. }
-        | Op::KvAppend { .. }
-        | Op::Attention { .. }
-        | Op::CausalConv { .. }
-        | Op::DeltaNet { .. }
-        | Op::Route { .. }
-        | Op::Combine { .. }
-        | Op::Select { .. }
-        | Op::Scale { .. }
-        | Op::ScaleBy { .. }
-        | Op::SigmoidGate { .. }
-        | Op::DecayBeta { .. }
-        | Op::GatedNorm { .. }
-        | Op::Softcap { .. } => Vec::new(),
+    let mut all = Vec::new();
+    if let Op::Embed { table, .. } = op {
+        all.push((*table, Access::Row));
     }
+    for product in op.products() {
+        let access = if product.ids.is_some() { Access::Chosen } else { Access::Whole };
+        all.extend(product.weights.into_iter().map(|w| (w, access)));
+    }
+    all
 }
 
 impl Policy {

@@ -1,20 +1,23 @@
 //! Cosines and sines of rotary embeddings, for every backend: angles in f64, by the `libm` crate, so that they are the
 //! same bits on every machine and exact to f32 at any position. Devices without f64 take the rows from the host.
 
-use model::plan::{RopeDecl, RopePairing};
+use model::plan::{Growth, RopeDecl, RopePairing};
 
 /// One rotary embedding of a plan.
 #[derive(Clone, Debug)]
-pub(crate) struct Angles {
+pub struct Angles {
     inv_freq: Vec<f64>, // [rotary / 2]
     factor: f64,
+    growth: Option<Growth>,
+    /// Which elements of a head form a pair.
     pub pairing: RopePairing,
 }
 
 impl Angles {
     /// Of a plan's declaration.
     pub fn new(decl: &RopeDecl) -> Angles {
-        Angles { inv_freq: decl.inv_freq.clone(), factor: f64::from(decl.factor), pairing: decl.pairing }
+        let RopeDecl { ref inv_freq, factor, growth, pairing } = *decl;
+        Angles { inv_freq: inv_freq.clone(), factor: f64::from(factor), growth, pairing }
     }
 
     /// Number of pairs that are rotated, `rotary / 2`.
@@ -22,11 +25,12 @@ impl Angles {
         self.inv_freq.len()
     }
 
-    /// Writes the cosines and sines of a position, times the embedding's factor, `[n_pairs]` each.
+    /// Writes the cosines and sines of a position, times the embedding's factors, `[n_pairs]` each.
     pub fn fill(&self, pos: u32, cos: &mut [f32], sin: &mut [f32]) {
+        let factor = self.factor * self.growth.map_or(1.0, |growth| growth.at(pos));
         for ((inv_freq, cos), sin) in self.inv_freq.iter().zip(cos).zip(sin) {
             let (s, c) = libm::sincos(f64::from(pos) * inv_freq);
-            (*cos, *sin) = ((c * self.factor) as f32, (s * self.factor) as f32);
+            (*cos, *sin) = ((c * factor) as f32, (s * factor) as f32);
         }
     }
 }

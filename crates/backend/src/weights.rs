@@ -11,7 +11,7 @@ use crate::CompileError;
 ///
 /// # Errors
 /// The checkpoint does not hold what the plan was built from.
-pub(crate) fn extents(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<Extents>, CompileError> {
+pub fn extents(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<Extents>, CompileError> {
     let error = |why: String| CompileError::Tensor { name: decl.name.clone(), why };
     let Some((&k, outer)) = decl.shape.split_last() else { return Err(error("has no axes".into())) };
     let n_stack = if outer.len() > 1 { outer[0] } else { 1 };
@@ -48,7 +48,7 @@ pub(crate) fn extents(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<
 ///
 /// # Errors
 /// As [`extents`], and when the files are not mapped.
-pub(crate) fn slabs<'a>(checkpoint: &'a Checkpoint, decl: &WeightDecl) -> Result<Vec<Planes<'a>>, CompileError> {
+pub fn slabs<'a>(checkpoint: &'a Checkpoint, decl: &WeightDecl) -> Result<Vec<Planes<'a>>, CompileError> {
     let planes = |extents: &Extents| {
         let error = || CompileError::Tensor { name: decl.name.clone(), why: "its file is not mapped".into() };
         checkpoint.planes_at(extents).ok_or_else(error)
@@ -60,7 +60,7 @@ pub(crate) fn slabs<'a>(checkpoint: &'a Checkpoint, decl: &WeightDecl) -> Result
 ///
 /// # Errors
 /// As [`extents`], and when the file cannot be read.
-pub(crate) fn vector(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<f32>, CompileError> {
+pub fn vector(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<f32>, CompileError> {
     let mut bytes = Vec::new();
     let mut lens = Vec::new();
     for slab in extents(checkpoint, decl)? {
@@ -80,7 +80,7 @@ pub(crate) fn vector(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<f
 }
 
 /// A vector as f32, of rows that [`slabs`] has found.
-pub(crate) fn decode(decl: &WeightDecl, slabs: &[Planes]) -> Vec<f32> {
+pub fn decode(decl: &WeightDecl, slabs: &[Planes]) -> Vec<f32> {
     let mut values = vec![0.0; decl.n_values()];
     let k = decl.shape.last().copied().unwrap_or(0).max(1);
     let row_bytes = decl.dtype.plane_bytes(k).unwrap_or_default();
@@ -96,7 +96,7 @@ pub(crate) fn decode(decl: &WeightDecl, slabs: &[Planes]) -> Vec<f32> {
 ///
 /// # Errors
 /// As [`extents`], and when the numbers are to be changed, which vectors alone may be.
-pub(crate) fn matrix_extents(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<Extents>, CompileError> {
+pub fn matrix_extents(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<Extents>, CompileError> {
     plain(decl)?;
     extents(checkpoint, decl)
 }
@@ -105,7 +105,7 @@ pub(crate) fn matrix_extents(checkpoint: &Checkpoint, decl: &WeightDecl) -> Resu
 ///
 /// # Errors
 /// As [`slabs`], and when the numbers are to be changed, which vectors alone may be.
-pub(crate) fn matrices<'a>(checkpoint: &'a Checkpoint, decl: &WeightDecl) -> Result<Vec<Planes<'a>>, CompileError> {
+pub fn matrices<'a>(checkpoint: &'a Checkpoint, decl: &WeightDecl) -> Result<Vec<Planes<'a>>, CompileError> {
     plain(decl)?;
     slabs(checkpoint, decl)
 }
@@ -114,7 +114,7 @@ pub(crate) fn matrices<'a>(checkpoint: &'a Checkpoint, decl: &WeightDecl) -> Res
 ///
 /// # Errors
 /// As [`matrix_extents`], and when the files cannot be read.
-pub(crate) fn read_matrices(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<PlanesBuf>, CompileError> {
+pub fn read_matrices(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<PlanesBuf>, CompileError> {
     let read = |extents: &Extents| {
         let mut planes = PlanesBuf::new(extents.len());
         for (extent, out) in extents.iter().zip([&mut planes.q, &mut planes.scales, &mut planes.biases]) {

@@ -90,7 +90,7 @@ pub unsafe extern "C" fn moebius_generate(
         // SAFETY: as above.
         let settings = if settings.is_null() { "{}" } else { unsafe { text(settings, "settings") }? };
         let mut body: Map<String, Value> =
-            serde_json::from_str(settings).context("read settings, an object of JSON")?;
+            serde_json::from_str(settings).context("failed to read the settings, a JSON object")?;
         body.insert("stream".into(), true.into());
         let path = if model.0.about().has_chat_template {
             body.insert("messages".into(), json!([{"role": "user", "content": prompt}]));
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn moebius_generate(
         let done = answer(model.0.call(path, Some(Value::Object(body).to_string()))?, |status, bytes| {
             rest.extend_from_slice(bytes);
             refused = status != 200;
-            ensure!(rest.len() <= MAX_BYTES, "read the answer: more than {MAX_BYTES} bytes without an end");
+            ensure!(rest.len() <= MAX_BYTES, "failed to read the answer: more than {MAX_BYTES} bytes without an end");
             while let (false, Some(end)) = (refused, rest.windows(2).position(|two| two == b"\n\n")) {
                 let event: Vec<u8> = rest.drain(..end + 2).collect();
                 let Some(said) = content(&event)? else { continue };
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn moebius_generate(
             }
             Ok(false)
         })?;
-        ensure!(!refused, "generate: {}", refusal(&rest));
+        ensure!(!refused, "failed to generate: {}", refusal(&rest));
         Ok(done)
     };
     // SAFETY: the caller's promise.
@@ -164,12 +164,15 @@ pub unsafe extern "C" fn moebius_logits(
         // SAFETY: the caller's promise.
         let model = unsafe { &*some(model, "the model")? };
         let About { vocabulary, context, .. } = model.0.about();
-        ensure!((1..=context).contains(&n), "compute logits: {n} tokens, 1 to {context} wanted");
-        ensure!(n_out == n * vocabulary, "compute logits: room for {n_out} floats, {n} rows of {vocabulary} wanted");
+        ensure!((1..=context).contains(&n), "failed to compute logits: {n} tokens were given, expected 1 to {context}");
+        ensure!(
+            n_out == n * vocabulary,
+            "failed to compute logits: there is room for {n_out} floats, expected {n} rows of {vocabulary}"
+        );
         // SAFETY: the caller's promise.
         let tokens = unsafe { std::slice::from_raw_parts(some(tokens, "tokens")?, n) };
         let (logits, out) = (model.0.logits(tokens, 0, n)?, some(out, "out")?.cast_mut());
-        ensure!(logits.len() == n_out, "compute logits: {} floats came of {n_out}", logits.len());
+        ensure!(logits.len() == n_out, "failed to compute logits: {} floats came of {n_out}", logits.len());
         // SAFETY: the caller's promise, and that the numbers are as many.
         unsafe { std::ptr::copy_nonoverlapping(logits.as_ptr(), out, n_out) };
         Ok(OK)
@@ -191,7 +194,7 @@ pub unsafe extern "C" fn moebius_free_text(text: *mut c_char) {
 unsafe fn guarded(error: *mut *mut c_char, work: impl FnOnce() -> Result<c_int>) -> c_int {
     let (status, said) = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(status)) => (status, None),
-        Ok(Err(why)) => (FAILED, Some(format!("failed to {}", moebius::causes(&why)))),
+        Ok(Err(why)) => (FAILED, Some(moebius::causes(&why))),
         Err(_) => (FAILED, Some("failed by a mistake in the library, which is told on stderr".to_string())),
     };
     if !error.is_null() {
@@ -204,14 +207,14 @@ unsafe fn guarded(error: *mut *mut c_char, work: impl FnOnce() -> Result<c_int>)
 
 /// A pointer that is not null.
 fn some<T>(pointer: *const T, what: &str) -> Result<*const T> {
-    ensure!(!pointer.is_null(), "use {what}: it is NULL");
+    ensure!(!pointer.is_null(), "failed to use {what}: it is NULL");
     Ok(pointer)
 }
 
 /// A text of the caller's, which is null or stays as long as the call.
 unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a str> {
     // SAFETY: the caller's promise.
-    unsafe { CStr::from_ptr(some(pointer, what)?) }.to_str().with_context(|| format!("read {what} as UTF-8"))
+    unsafe { CStr::from_ptr(some(pointer, what)?) }.to_str().with_context(|| format!("failed to read {what} as UTF-8"))
 }
 
 /// What the model is.
@@ -242,7 +245,7 @@ fn answer(mut call: Call, mut each: impl FnMut(u16, &[u8]) -> Result<bool>) -> R
 
 /// Gives a piece to the caller's function, a zero behind it; whether that is enough.
 unsafe fn give(piece: Piece, bytes: &[u8], user: *mut c_void) -> Result<bool> {
-    let Some(piece) = piece else { bail!("give a piece of the answer: the function is NULL") };
+    let Some(piece) = piece else { bail!("failed to deliver a piece of the answer: the function is NULL") };
     let text = [bytes, b"\0"].concat();
     // SAFETY: the caller's promise; the bytes live until it returns.
     Ok(unsafe { piece(text.as_ptr().cast(), bytes.len(), user) } != 0)
@@ -250,10 +253,10 @@ unsafe fn give(piece: Piece, bytes: &[u8], user: *mut c_void) -> Result<bool> {
 
 /// The text of an event of a streamed answer, where it brings some.
 fn content(event: &[u8]) -> Result<Option<String>> {
-    let event = std::str::from_utf8(event).context("read the answer")?;
+    let event = std::str::from_utf8(event).context("failed to read the answer")?;
     let Some(data) = event.trim_end().strip_prefix("data: ").filter(|data| *data != "[DONE]") else { return Ok(None) };
-    let event: Value = serde_json::from_str(data).context("read the answer")?;
-    ensure!(event.get("error").is_none(), "generate: {}", refusal(data.as_bytes()));
+    let event: Value = serde_json::from_str(data).context("failed to read the answer")?;
+    ensure!(event.get("error").is_none(), "failed to generate: {}", refusal(data.as_bytes()));
     let choice = &event["choices"][0];
     let said = choice["delta"]["content"].as_str().or(choice["text"].as_str());
     Ok(said.filter(|said| !said.is_empty()).map(str::to_string))

@@ -40,9 +40,9 @@ static int nested(const char *text, size_t len, void *user) {
     return 1;
 }
 
-/* Errors are read behind the call: C says not which of a function's arguments is computed first. */
+/* Errors are sentences. They are read after the call: C does not define the order of evaluation of arguments. */
 static void must_fail(int status, char **error, const char *wanted) {
-    CHECK(status == MOEBIUS_FAILED && *error != NULL && strncmp(*error, "failed ", 7) == 0);
+    CHECK(status == MOEBIUS_FAILED && *error != NULL && strchr(*error, ' ') != NULL);
     if (!strstr(*error, wanted)) {
         fprintf(stderr, "%s\nwanted: %s\n", *error, wanted);
         exit(1);
@@ -108,9 +108,9 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < 3 * n_vocab; i++) CHECK(isfinite(logits[i]));
     for (size_t i = 0; i < n_vocab; i++) best = logits[2 * n_vocab + i] > logits[2 * n_vocab + best] ? i : best;
     printf("%zu\n", best);
-    must_fail(moebius_logits(model, tokens, 3, logits, n_vocab, &error), &error, "3 rows of 8192 wanted");
+    must_fail(moebius_logits(model, tokens, 3, logits, n_vocab, &error), &error, "expected 3 rows of 8192");
     must_fail(moebius_logits(model, tokens, 0, logits, 0, &error), &error, "0 tokens");
-    must_fail(moebius_logits(model, tokens, (size_t)1 << 40, logits, n_vocab, &error), &error, "1 to 512 wanted");
+    must_fail(moebius_logits(model, tokens, (size_t)1 << 40, logits, n_vocab, &error), &error, "expected 1 to 512");
     tokens[1] = 1 << 30;
     must_fail(moebius_logits(model, tokens, 3, logits, 3 * n_vocab, &error), &error, "token 1073741824");
     must_fail(moebius_logits(model, NULL, 3, logits, 3 * n_vocab, &error), &error, "NULL");

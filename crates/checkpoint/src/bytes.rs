@@ -15,12 +15,12 @@ pub(crate) enum Bytes {
 pub(crate) const BASE_ALIGNMENT: usize = 64;
 
 impl Bytes {
-    /// A buffer, wherever it lies.
+    /// Returns a buffer, wherever it lies.
     pub(crate) fn owned(bytes: Vec<u8>) -> Self {
         Self::Owned(Arc::new(bytes), 0)
     }
 
-    /// A buffer, moved to a multiple of [`BASE_ALIGNMENT`].
+    /// Returns a buffer, moved to a multiple of [`BASE_ALIGNMENT`].
     pub(crate) fn aligned(mut bytes: Vec<u8>) -> Self {
         if bytes.as_ptr().addr().is_multiple_of(BASE_ALIGNMENT) {
             return Self::owned(bytes);
@@ -66,7 +66,7 @@ impl Slice {
         Self { bytes: bytes.clone(), range }
     }
 
-    /// A slice of its own.
+    /// Returns a copy of a slice.
     pub(crate) fn owned(bytes: Vec<u8>) -> Self {
         let range = 0..bytes.len();
         Self { bytes: Bytes::owned(bytes), range }

@@ -19,8 +19,8 @@ pub struct Direct {
 }
 
 impl Direct {
-    /// A second handle of `file`; `None` where the system or the file system has no direct reads, and for a model in
-    /// memory.
+    /// Returns a second handle of `file`; `None` where the system or the file system has no direct reads, and for a
+    /// model in memory.
     pub fn open(file: &File) -> Option<Self> {
         let (held, identity) = file.on_disk()?;
         let file_direct = reopen(held)?;
@@ -66,7 +66,7 @@ fn read_blocks(_: &fs::File, _: usize, _: usize, _: &mut [u8]) -> io::Result<()>
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// The file that is open, whatever its name stands for by now.
+/// Returns the file that is open, whatever its name stands for by now.
 #[cfg(target_os = "linux")]
 fn reopen(file: &fs::File) -> Option<fs::File> {
     use std::os::fd::AsRawFd;

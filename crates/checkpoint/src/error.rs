@@ -2,42 +2,42 @@
 
 use std::io;
 
-/// Why a model file cannot be opened, read or written. The text continues the words "failed to".
+/// Why a model file cannot be opened, read or written. Each is a whole sentence.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum Error {
     /// The operating system refused.
-    #[error("open {file}: {source}")]
+    #[error("failed to open {file}: {source}")]
     Io { file: String, source: io::Error },
     /// The operating system refused to read bytes that were there when the file was opened.
-    #[error("read {file}: {source}")]
+    #[error("failed to read {file}: {source}")]
     Read { file: String, source: io::Error },
     /// A mapped file could not be read where it was used, and was taken for zeros there.
-    #[error("read {file} at byte {offset}: {why}")]
+    #[error("failed to read {file} at byte {offset}: {why}")]
     Lost { file: String, offset: usize, why: String },
     /// The file as a whole is not one we read.
-    #[error("open {file}: {what}")]
+    #[error("failed to open {file}: {what}")]
     File { file: String, what: String },
     /// A metadata entry of the file is broken.
-    #[error("open {file}: key {key}: {what}")]
+    #[error("failed to open {file}: key {key}: {what}")]
     Key { file: String, key: String, what: String },
     /// A tensor's entry is broken or contradicts the file's length.
-    #[error("open {file}: tensor {tensor}: {what}")]
+    #[error("failed to open {file}: tensor {tensor}: {what}")]
     Tensor { file: String, tensor: String, what: String },
     /// The file is valid, but the requested tensor is of an unsupported kind.
-    #[error("read {file}: tensor {tensor}: {why}")]
+    #[error("failed to read {file}: tensor {tensor}: {why}")]
     Unreadable { file: String, tensor: String, why: String },
     /// The file is valid, but lacks a key that the model needs.
-    #[error("read {file}: key {key}: missing, {wanted} wanted")]
+    #[error("failed to read {file}: key {key}: missing, expected {wanted}")]
     Missing { file: String, key: String, wanted: &'static str },
     /// The file is valid, but a key holds something other than what the model needs.
-    #[error("read {file}: key {key}: found {found}, {wanted} wanted")]
+    #[error("failed to read {file}: key {key}: found {found}, expected {wanted}")]
     WrongType { file: String, key: String, wanted: &'static str, found: String },
     /// What a writer was given does not make a valid file.
-    #[error("write GGUF: {what}")]
+    #[error("failed to write GGUF: {what}")]
     Unwritable { what: String },
     /// The sink of a writer refused.
-    #[error("write GGUF: {source}")]
+    #[error("failed to write GGUF: {source}")]
     Write { source: io::Error },
 }
 

@@ -164,8 +164,9 @@ mod unix {
         }
     }
 
-    /// Whether a code of SIGBUS says that memory could not be read in, rather than that an address is misaligned or
-    /// that another process sent the signal. Apple's kernel does not tell them apart; the address is enough there.
+    /// Returns whether a code of SIGBUS says that memory could not be read in, rather than that an address is
+    /// misaligned or that another process sent the signal. Apple's kernel does not tell them apart; the address is
+    /// enough there.
     fn is_read_error(code: c_int) -> bool {
         cfg!(target_vendor = "apple") || code == libc::BUS_ADRERR
     }

@@ -10,13 +10,24 @@ use std::time::SystemTime;
 use crate::Error;
 use crate::bytes::Bytes;
 use crate::map::{self, Mapping};
-use crate::repacked::Repacked;
 
 /// One file of a checkpoint.
 #[derive(Debug)]
 pub struct File {
     path: PathBuf,
     data: Data,
+}
+
+/// Bytes that are on no disk: they are computed from other files when they are read.
+pub(crate) trait Computed: std::fmt::Debug + Send + Sync {
+    /// Size in bytes.
+    fn size(&self) -> usize;
+
+    /// Computes the bytes from `offset` on; `None` where they end before `out` does.
+    fn read_at(&self, offset: usize, out: &mut [u8]) -> Result<Option<()>, Error>;
+
+    /// Whether the files that they are computed from are as they were.
+    fn is_unchanged(&self) -> Result<bool, Error>;
 }
 
 #[derive(Debug)]
@@ -28,7 +39,7 @@ enum Data {
     },
     Memory(Bytes),
     /// What is held of it: nothing, or all its bytes.
-    Repacked(Box<Repacked>, OnceLock<Bytes>),
+    Computed(Box<dyn Computed>, OnceLock<Bytes>),
 }
 
 /// Which file was opened, and in what state: equal as long as nobody has written to it.
@@ -86,17 +97,17 @@ impl File {
         Ok(Self { path: path.into(), data: Data::Disk { file, identity, map: None } })
     }
 
-    /// A buffer that stands for a file.
+    /// Returns a buffer that stands for a file.
     pub(crate) fn memory(path: PathBuf, bytes: Bytes) -> Self {
         Self { path, data: Data::Memory(bytes) }
     }
 
-    /// A file whose bytes are computed when they are read; `path` stands for it in messages.
-    pub(crate) fn repacked(path: PathBuf, data: Repacked) -> Self {
-        Self { path, data: Data::Repacked(Box::new(data), OnceLock::new()) }
+    /// Returns a file whose bytes are computed when they are read; `path` stands for it in messages.
+    pub(crate) fn computed(path: PathBuf, data: impl Computed + 'static) -> Self {
+        Self { path, data: Data::Computed(Box::new(data), OnceLock::new()) }
     }
 
-    /// A second handle of the same file, not mapped.
+    /// Returns a second handle of the same file, not mapped.
     pub(crate) fn again(&self) -> Result<Self, Error> {
         let data = match &self.data {
             Data::Disk { file, identity, .. } => {
@@ -105,22 +116,22 @@ impl File {
                 Data::Disk { file, identity: *identity, map: None }
             }
             Data::Memory(bytes) => Data::Memory(bytes.clone()),
-            Data::Repacked(..) => {
+            Data::Computed(..) => {
                 return Err(Error::file(&self.path.to_string_lossy(), "is computed from other files"));
             }
         };
         Ok(Self { path: self.path.clone(), data })
     }
 
-    /// Whether it lies on no disk, because its bytes are computed from other files when they are read: weights of it
-    /// are in the form of a weight type, and as they were published they are not.
+    /// Returns whether it is on no disk, because its bytes are computed from other files when they are read: weights
+    /// of it are in the form of a weight type, and as they were published they are not.
     pub fn is_repacked(&self) -> bool {
-        matches!(self.data, Data::Repacked(..))
+        matches!(self.data, Data::Computed(..))
     }
 
     /// Computes all bytes of a repacked file and keeps them, so that [`File::bytes`] has them.
     pub(crate) fn hold(&self) -> Result<(), Error> {
-        let Data::Repacked(data, held) = &self.data else { return Ok(()) };
+        let Data::Computed(data, held) = &self.data else { return Ok(()) };
         if held.get().is_some() {
             return Ok(());
         }
@@ -142,7 +153,7 @@ impl File {
         Ok(())
     }
 
-    /// The path it was opened at; for a model in memory, its name.
+    /// Returns the path it was opened at; for a model in memory, its name.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -152,20 +163,20 @@ impl File {
         match &self.data {
             Data::Disk { identity, .. } => identity.size,
             Data::Memory(bytes) => bytes.len(),
-            Data::Repacked(data, _) => data.size(),
+            Data::Computed(data, _) => data.size(),
         }
     }
 
-    /// Which file it is; `None` for a model in memory, and for a repacked file.
+    /// Returns which file it is; `None` for a model in memory, and for a repacked file.
     pub fn identity(&self) -> Option<Identity> {
         match &self.data {
             Data::Disk { identity, .. } => Some(*identity),
-            Data::Memory(_) | Data::Repacked(..) => None,
+            Data::Memory(_) | Data::Computed(..) => None,
         }
     }
 
-    /// Whether nobody has written to the file since it was opened, as far as size and time of modification tell. A file
-    /// that was replaced by another of its name is unchanged: the one that is open is still there.
+    /// Returns whether no one has written to the file since it was opened, as far as size and time of modification
+    /// tell. A file that was replaced by another of its name is unchanged: the one that is open is still there.
     ///
     /// # Errors
     /// The system does not say.
@@ -173,7 +184,7 @@ impl File {
         match &self.data {
             Data::Disk { file, identity, .. } => Identity::of(file).map(|now| now == *identity).map_err(|e| self.io(e)),
             Data::Memory(_) => Ok(true),
-            Data::Repacked(data, _) => data.is_unchanged(),
+            Data::Computed(data, _) => data.is_unchanged(),
         }
     }
 
@@ -192,24 +203,24 @@ impl File {
                 }
                 None => Err(self.io(io::ErrorKind::UnexpectedEof.into())),
             },
-            Data::Repacked(data, _) => match data.read_at(offset, out)? {
+            Data::Computed(data, _) => match data.read_at(offset, out)? {
                 Some(()) => Ok(()),
                 None => Err(self.io(io::ErrorKind::UnexpectedEof.into())),
             },
         }
     }
 
-    /// All bytes, where they lie in memory; `None` for a file that was opened without mapping, and for a repacked one
-    /// that is not held ([`crate::Checkpoint::hold_repacked`]).
+    /// Returns all bytes, where they are in memory; `None` for a file that was opened without mapping, and for a
+    /// repacked one that is not held ([`crate::Checkpoint::hold_repacked`]).
     pub fn bytes(&self) -> Option<&[u8]> {
         match &self.data {
             Data::Disk { map, .. } => map.as_deref(),
             Data::Memory(bytes) => Some(bytes),
-            Data::Repacked(_, held) => held.get().map(|bytes| &bytes[..]),
+            Data::Computed(_, held) => held.get().map(|bytes| &bytes[..]),
         }
     }
 
-    /// The pages of a mapped file; `None` for one that is not mapped, and for a model in memory.
+    /// Returns the pages of a mapped file; `None` for one that is not mapped, and for a model in memory.
     pub fn pages(&self) -> Option<Pages> {
         match &self.data {
             Data::Disk { map: Some(map), .. } => {
@@ -234,15 +245,15 @@ impl File {
         Err(Error::Lost { file: self.path.display().to_string(), offset, why })
     }
 
-    /// The open file and its state when it was opened, of one on disk.
+    /// Returns the open file and its state when it was opened, of one on disk.
     pub(crate) fn on_disk(&self) -> Option<(&fs::File, Identity)> {
         match &self.data {
             Data::Disk { file, identity, .. } => Some((file, *identity)),
-            Data::Memory(_) | Data::Repacked(..) => None,
+            Data::Memory(_) | Data::Computed(..) => None,
         }
     }
 
-    /// The first `len` bytes, copied unless they are in memory: more where they are, fewer where the file ends.
+    /// Returns the first `len` bytes, copied unless they are in memory: more where they are, fewer where the file ends.
     pub(crate) fn head(&self, len: usize) -> Result<Bytes, Error> {
         if let Data::Memory(bytes) = &self.data {
             return Ok(bytes.clone());

@@ -4,6 +4,29 @@
 //! Face and MLX write them. Files are hostile input: every length, offset, type and count is checked against the bytes
 //! present before it is used. A header makes this crate allocate at most a small multiple of the header's own size, so
 //! false counts cost nothing. This crate does not know what a tensor is for.
+//!
+//! ```text
+//! path ─ open ─ headers ─ checks ─ Checkpoint ─ meta    keys and values
+//!                                             ├ tensors names, shapes, types, places
+//!                                             └ planes  mapped bytes, read when touched
+//! ```
+//!
+//! ```
+//! use checkpoint::gguf::Writer;
+//! use quant::WeightType;
+//!
+//! # fn main() -> Result<(), checkpoint::Error> {
+//! let values: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+//! let mut file = Vec::new();
+//! Writer::new().meta("general.name", "tiny").tensor("w", &[2, 2], WeightType::F32, &values).write(&mut file)?;
+//!
+//! let checkpoint = checkpoint::from_bytes("tiny", file)?;
+//! assert_eq!(checkpoint.meta().str("general.name")?, "tiny");
+//! let w = checkpoint.tensor("w").expect("it was written");
+//! assert_eq!((w.shape.as_slice(), checkpoint.planes(w).q), ([2, 2].as_slice(), values.as_slice()));
+//! # Ok(())
+//! # }
+//! ```
 #![deny(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -19,6 +42,7 @@ pub mod gguf;
 mod map;
 mod meta;
 mod pages;
+mod python_json;
 mod repacked;
 mod value;
 
@@ -32,6 +56,7 @@ pub use error::{Error, visible};
 pub use file::{File, Identity, Pages, page_bytes};
 pub use meta::Metadata;
 pub use pages::{ResidentFiles, resident_files};
+pub use python_json::replace_numbers;
 pub use value::{Numbers, Strings, Text, Value, ValueKind};
 
 use bytes::Bytes;
@@ -61,7 +86,7 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
-    /// Where its planes lie.
+    /// Returns where its planes lie.
     pub fn extents(&self) -> Extents {
         let Self { file, offset, len, scales, biases, .. } = self;
         Extents {
@@ -91,7 +116,7 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// Its part from byte `from` to byte `to`.
+    /// Returns its part from byte `from` to byte `to`.
     fn part(&self, from: usize, to: usize) -> Self {
         Self { file: self.file, offset: self.offset + from, len: to - from }
     }
@@ -118,7 +143,7 @@ impl Extents {
         PlaneBytes { q: self.q.len, scales: len(&self.scales), biases: len(&self.biases) }
     }
 
-    /// Whether no plane holds a byte.
+    /// Returns whether no plane holds a byte.
     pub fn is_empty(&self) -> bool {
         self.len() == PlaneBytes::default()
     }
@@ -155,14 +180,14 @@ pub struct Unreadable {
 pub enum Kind {
     /// A GGUF file, or the parts of one.
     Gguf,
-    /// A folder that MLX wrote, quantised or not.
+    /// A folder that MLX wrote, quantized or not.
     Mlx,
     /// A folder of safetensors files as Hugging Face's libraries write them.
     Hf,
 }
 
 impl Kind {
-    /// Its name for display.
+    /// Returns its name for display.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gguf => "GGUF",
@@ -297,22 +322,22 @@ impl Checkpoint {
         Ok(Self { name, kind, files, meta, tensors, unreadable, by_name, folder })
     }
 
-    /// The model's name in messages: the path it was opened at, or the name it was given.
+    /// Returns the model's name in messages: the path it was opened at, or the name it was given.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What kind of files it was opened from.
+    /// Returns what kind of files it was opened from.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// The files that hold tensors, in the order of [`TensorInfo::file`].
+    /// Returns the files that hold tensors, in the order of [`TensorInfo::file`].
     pub fn files(&self) -> &[File] {
         &self.files
     }
 
-    /// The path of the first file; for a model in memory, its name.
+    /// Returns the path of the first file; for a model in memory, its name.
     pub fn path(&self) -> &Path {
         self.files[0].path()
     }
@@ -324,22 +349,23 @@ impl Checkpoint {
         &self.meta
     }
 
-    /// All tensors that can be read, in file order.
+    /// Returns all tensors that can be read, in file order.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// The tensors that cannot be read, in file order: integers, types that this engine does not know, and the like.
+    /// Returns the tensors that cannot be read, in file order: integers, types that this engine does not know, and the
+    /// like.
     pub fn unreadable(&self) -> &[Unreadable] {
         &self.unreadable
     }
 
-    /// The tensor of that name, if readable.
+    /// Returns the tensor of that name, if readable.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.find(name).ok().flatten()
     }
 
-    /// The tensor of that name; `None` when there is none.
+    /// Returns the tensor of that name; `None` when there is none.
     ///
     /// # Errors
     /// When the tensor exists and cannot be read.
@@ -355,13 +381,13 @@ impl Checkpoint {
         }
     }
 
-    /// Whether there is a tensor of that name, readable or not.
+    /// Returns whether there is a tensor of that name, readable or not.
     pub fn has(&self, name: &str) -> bool {
         self.by_name.contains_key(name)
     }
 
-    /// A text file of a model folder, `tokenizer.json` say; `None` when there is none, and for GGUF, whose texts are in
-    /// the metadata. `name` is a plain file name.
+    /// Returns a text file of a model folder, `tokenizer.json` say; `None` when there is none, and for GGUF, whose
+    /// texts are in the metadata. `name` is a plain file name.
     ///
     /// # Errors
     /// When `name` is a path, or the file cannot be read, is larger than 256 MiB or is not UTF-8.
@@ -392,14 +418,15 @@ impl Checkpoint {
         self.files.iter().try_for_each(File::hold)
     }
 
-    /// Whether the bytes of all tensors lie in memory or in mapped files: whether [`Checkpoint::planes`] may be called.
+    /// Returns whether the bytes of all tensors are in memory or in mapped files: whether [`Checkpoint::planes`] may be
+    /// called.
     pub fn is_mapped(&self) -> bool {
         self.files.iter().all(|file| file.bytes().is_some())
     }
 
-    /// Whether the weights are mapped in small pages while memory of this process can be had in pages of 2 MB: copies
-    /// would be read faster. Reads a byte of some large tensors, as only what was read is mapped. `false` where the
-    /// system does not say, and for files that are not mapped.
+    /// Returns whether the weights are mapped in small pages while this process can have memory in pages of 2 MB:
+    /// copies would be read faster. Reads a byte of some large tensors, as only what was read is mapped. `false` where
+    /// the system does not say, and for files that are not mapped.
     pub fn is_mapped_in_small_pages(&self) -> bool {
         let is_mapped = self.files.iter().all(|file| file.pages().is_some() || file.is_repacked());
         is_mapped
@@ -422,8 +449,8 @@ impl Checkpoint {
         self.files.iter().try_for_each(File::intact)
     }
 
-    /// The bytes of one of this checkpoint's tensors: rows of `dtype.row_bytes(last axis)`, last axis fastest; of a
-    /// type in planes, the plane of packed values.
+    /// Returns the bytes of one of this checkpoint's tensors: rows of `dtype.row_bytes(last axis)`, last axis fastest;
+    /// of a type in planes, the plane of packed values.
     ///
     /// They begin at any address: at a multiple of 8 (usually 32) in GGUF files, but anywhere in safetensors files,
     /// whose header MLX does not pad. Numbers wider than a byte must be read unaligned.
@@ -434,8 +461,8 @@ impl Checkpoint {
         self.planes(tensor).q
     }
 
-    /// All planes of one of this checkpoint's tensors, as [`Checkpoint::bytes`] describes them: rows one after the
-    /// other.
+    /// Returns all planes of one of this checkpoint's tensors, as [`Checkpoint::bytes`] describes them: rows one after
+    /// the other.
     ///
     /// # Panics
     /// When `tensor` comes from another checkpoint and does not lie inside these files.
@@ -443,7 +470,7 @@ impl Checkpoint {
         self.planes_at(&tensor.extents()).expect("the tensor is of this checkpoint, which is mapped")
     }
 
-    /// The bytes at some extents; `None` when the files are not mapped or the extents end past them.
+    /// Returns the bytes at some extents; `None` when the files are not mapped or the extents end past them.
     pub fn planes_at(&self, extents: &Extents) -> Option<Planes<'_>> {
         let plane = |plane: &Option<Extent>| plane.as_ref().map_or(Some(&[][..]), |plane| self.bytes_at(plane));
         Some(Planes { q: self.bytes_at(&extents.q)?, scales: plane(&extents.scales)?, biases: plane(&extents.biases)? })
@@ -486,12 +513,12 @@ pub struct SideFile {
 }
 
 impl SideFile {
-    /// The path, for messages.
+    /// Returns the path, for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The text.
+    /// Returns the text.
     pub fn text(&self) -> &str {
         // `side_file` has checked it.
         self.text.as_str().unwrap_or_default()

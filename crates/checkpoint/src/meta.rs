@@ -29,7 +29,7 @@ impl Metadata {
         Ok(Self { file: file.into(), entries, by_key })
     }
 
-    /// The file that the keys come from, as errors name it.
+    /// Returns the file that the keys come from, as errors name it.
     pub fn file(&self) -> &str {
         &self.file
     }
@@ -39,7 +39,7 @@ impl Metadata {
         self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.by_key.get(key).map(|&i| &self.entries[i].1)
     }

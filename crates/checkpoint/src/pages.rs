@@ -8,9 +8,9 @@ use std::fs;
 const SAMPLES: usize = 16;
 const LARGE_PAGE: usize = 2 << 20;
 
-/// Whether most of these parts of mapped files lie in small pages, while memory of a process can be had in pages of 2
-/// MB. Reads a byte of some of the parts that are long enough for large pages, as only what was read is mapped;
-/// `false` where the system does not say, and where no part is long enough.
+/// Returns whether most of these parts of mapped files are in small pages, while memory of a process is available in
+/// pages of 2 MB. Reads a byte of some of the parts that are long enough for large pages, as only what was read is
+/// mapped; `false` where the system does not say, and where no part is long enough.
 pub(crate) fn are_small<'a>(parts: impl Iterator<Item = &'a [u8]>) -> bool {
     let enabled = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
     if enabled.is_empty() || enabled.contains("[never]") {
@@ -30,8 +30,8 @@ pub(crate) fn are_small<'a>(parts: impl Iterator<Item = &'a [u8]>) -> bool {
     large_pages_around(&smaps, &read).is_some_and(|n| 2 * n < read.len())
 }
 
-/// How many pages of 2 MB of files are mapped in the areas of `smaps` that hold one of the addresses; `None` when no
-/// area does.
+/// Returns how many pages of 2 MB of files are mapped in the areas of `smaps` that hold one of the addresses; `None`
+/// when no area does.
 fn large_pages_around(smaps: &str, addresses: &[usize]) -> Option<usize> {
     let (mut found, mut inside, mut pages) = (false, false, 0);
     for line in smaps.lines() {
@@ -57,7 +57,7 @@ pub struct ResidentFiles {
     pub in_large_pages: usize,
 }
 
-/// How much of all mapped files is resident; `None` where the system does not say.
+/// Returns how much of all mapped files is resident; `None` where the system does not say.
 pub fn resident_files() -> Option<ResidentFiles> {
     Some(ResidentFiles {
         bytes: kilobytes("/proc/self/status", "RssFile:")?,

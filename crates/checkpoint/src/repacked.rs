@@ -5,7 +5,7 @@
 use quant::{Affine, ScaleType, WeightType};
 
 use crate::error::printable;
-use crate::file::File;
+use crate::file::{Computed, File};
 use crate::{Error, Extent, TensorInfo};
 
 /// Where planes begin.
@@ -78,12 +78,24 @@ pub(crate) struct Fp4 {
     pub scales: Extent,
 }
 
+/// A stack of matrices whose columns lie one after the other.
+#[derive(Clone, Debug)]
+pub(crate) struct Transposed {
+    /// Its numbers, `[n_stack, columns, rows]`.
+    pub data: Extent,
+    /// Their type: F32, F16 or BF16.
+    pub dtype: WeightType,
+    /// Matrices, as many as divide the rows.
+    pub n_stack: usize,
+}
+
 /// How a matrix was published.
 #[derive(Clone, Debug)]
 pub(crate) enum Form {
     Packed(Packed),
     Float8(Float8),
     Fp4(Fp4),
+    Transposed(Transposed),
 }
 
 /// A matrix that is to be repacked.
@@ -91,7 +103,7 @@ pub(crate) enum Form {
 pub(crate) struct Matrix {
     /// Name of the tensor that it becomes.
     pub name: String,
-    /// Rows and columns.
+    /// Rows and columns; the rows of a stack are those of all its matrices.
     pub shape: [usize; 2],
     pub form: Form,
     /// Names of the tensors that it is stored in.
@@ -125,9 +137,42 @@ enum Plane {
     Biases,
 }
 
+impl Computed for Repacked {
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn read_at(&self, mut offset: usize, mut out: &mut [u8]) -> Result<Option<()>, Error> {
+        if offset.checked_add(out.len()).is_none_or(|end| end > self.size) {
+            return Ok(None);
+        }
+        while !out.is_empty() {
+            // The plane that holds the byte, or the last one before it.
+            let next = self.planes.partition_point(|place| place.offset <= offset);
+            let Some(place) = next.checked_sub(1).and_then(|i| self.planes.get(i)) else { return Ok(None) };
+            let end = place.offset + place.len;
+            if offset >= end {
+                let next = self.planes.get(next).map_or(self.size, |next| next.offset);
+                let (gap, rest) = out.split_at_mut(out.len().min(next - offset));
+                gap.fill(0);
+                (offset, out) = (offset + gap.len(), rest);
+                continue;
+            }
+            let (here, rest) = out.split_at_mut(out.len().min(end - offset));
+            self.read_plane(place, offset - place.offset, here)?;
+            (offset, out) = (offset + here.len(), rest);
+        }
+        Ok(Some(()))
+    }
+
+    fn is_unchanged(&self) -> Result<bool, Error> {
+        self.sources.iter().try_fold(true, |same, file| Ok(same && file.is_unchanged()?))
+    }
+}
+
 impl Repacked {
-    /// The file of some matrices, and its tensors, which say that they lie in file `number`. `exact`: matrices that no
-    /// type holds exactly become F32, not F16.
+    /// Returns the file of some matrices, and its tensors, which say that they are in file `number`. `exact`: matrices
+    /// that no type holds exactly become F32, not F16.
     ///
     /// # Errors
     /// A matrix contradicts itself or cannot be read.
@@ -153,9 +198,13 @@ impl Repacked {
             let scales = (len.scales > 0).then(|| file.place(i, Plane::Scales, len.scales));
             let biases = (len.biases > 0).then(|| file.place(i, Plane::Biases, len.biases));
             let extent = |(offset, len)| Extent { file: number, offset, len };
+            let shape = match &matrix.form {
+                Form::Transposed(stack) => vec![stack.n_stack, rows / stack.n_stack, columns],
+                Form::Packed(_) | Form::Float8(_) | Form::Fp4(_) => matrix.shape.to_vec(),
+            };
             tensors.push(TensorInfo {
                 name: matrix.name.clone(),
-                shape: matrix.shape.to_vec(),
+                shape,
                 dtype,
                 file: number,
                 offset: q.0,
@@ -168,16 +217,6 @@ impl Repacked {
         Ok((file, tensors))
     }
 
-    /// Size in bytes.
-    pub fn size(&self) -> usize {
-        self.size
-    }
-
-    /// Whether nobody has written to the files that it is computed from.
-    pub fn is_unchanged(&self) -> Result<bool, Error> {
-        self.sources.iter().try_fold(true, |same, file| Ok(same && file.is_unchanged()?))
-    }
-
     fn place(&mut self, matrix: usize, plane: Plane, len: usize) -> (usize, usize) {
         let offset = self.size.next_multiple_of(ALIGN);
         self.planes.push(Place { offset, len, matrix, plane });
@@ -185,7 +224,7 @@ impl Repacked {
         (offset, len)
     }
 
-    /// The type that a matrix becomes: the one that holds its numbers exactly, or floats.
+    /// Returns the type that a matrix becomes: the one that holds its numbers exactly, or floats.
     fn weight_type(&self, matrix: &Matrix, exact: bool) -> Result<WeightType, Error> {
         let columns = matrix.shape[1];
         match &matrix.form {
@@ -203,6 +242,7 @@ impl Repacked {
                 Ok(affine.map_or(floats, WeightType::Affine))
             }
             Form::Fp4(_) => Ok(WeightType::NVFP4_SCALED),
+            Form::Transposed(stack) => Ok(stack.dtype),
             // A group of the type lies within a block of the matrix.
             Form::Float8(float8) => {
                 let group = WeightType::F8_E4M3.block_len();
@@ -211,33 +251,6 @@ impl Repacked {
                 Ok(if fits { WeightType::F8_E4M3 } else { WeightType::F32 })
             }
         }
-    }
-
-    /// Reads `out.len()` bytes from byte `offset` on; `None` when they end past the file.
-    ///
-    /// # Errors
-    /// The files that hold the matrix cannot be read, or the matrix contradicts itself.
-    pub fn read_at(&self, mut offset: usize, mut out: &mut [u8]) -> Result<Option<()>, Error> {
-        if offset.checked_add(out.len()).is_none_or(|end| end > self.size) {
-            return Ok(None);
-        }
-        while !out.is_empty() {
-            // The plane that holds the byte, or the last one before it.
-            let behind = self.planes.partition_point(|place| place.offset <= offset);
-            let Some(place) = behind.checked_sub(1).and_then(|i| self.planes.get(i)) else { return Ok(None) };
-            let end = place.offset + place.len;
-            if offset >= end {
-                let next = self.planes.get(behind).map_or(self.size, |next| next.offset);
-                let (gap, rest) = out.split_at_mut(out.len().min(next - offset));
-                gap.fill(0);
-                (offset, out) = (offset + gap.len(), rest);
-                continue;
-            }
-            let (here, rest) = out.split_at_mut(out.len().min(end - offset));
-            self.read_plane(place, offset - place.offset, here)?;
-            (offset, out) = (offset + here.len(), rest);
-        }
-        Ok(Some(()))
     }
 
     /// Bytes of a plane from `from` on, in whole rows.
@@ -286,6 +299,7 @@ impl Repacked {
                 self.sources[fp4.blocks.file].read_at(from, out)
             }
             (Form::Fp4(fp4), ..) => self.matrix_scales(matrix, fp4, first, out),
+            (Form::Transposed(stack), ..) => self.transposed(matrix, stack, first, out),
             (Form::Float8(float8), WeightType::F8_E4M3, Plane::Q) => {
                 self.sources[float8.data.file].read_at(float8.data.offset + first * matrix.shape[1], out)
             }
@@ -429,7 +443,7 @@ impl Repacked {
         Ok((scales, zeros))
     }
 
-    /// The group of each column; `None` where groups follow one another.
+    /// Returns the group of each column; `None` where groups follow one another.
     fn groups(&self, matrix: &Matrix, packed: &Packed) -> Result<Option<Vec<u32>>, Error> {
         let Some(extent) = &packed.groups else { return Ok(None) };
         let n_columns = matrix.shape[1];
@@ -459,6 +473,29 @@ impl Repacked {
             }
         }
         Ok(values)
+    }
+
+    /// Rows of a stack from `first` on.
+    fn transposed(&self, matrix: &Matrix, stack: &Transposed, first: usize, out: &mut [u8]) -> Result<(), Error> {
+        let [n_rows, columns] = matrix.shape;
+        let (each, size) = (n_rows / stack.n_stack, stack.dtype.block_bytes());
+        let row_bytes = columns * size;
+        let (mut row, mut out) = (first, out);
+        while !out.is_empty() {
+            let (at, from) = (row / each, row % each);
+            let n = (each - from).min(out.len() / row_bytes);
+            let (here, rest) = out.split_at_mut(n * row_bytes);
+            let len = each * row_bytes;
+            let data = Extent { offset: stack.data.offset + at * len, len, ..stack.data };
+            let values = self.strided(&data, [columns, each * size], from * size, n * size)?;
+            for (column, values) in values.chunks_exact(n * size).enumerate() {
+                for (row, value) in here.chunks_exact_mut(row_bytes).zip(values.chunks_exact(size)) {
+                    row[column * size..][..size].copy_from_slice(value);
+                }
+            }
+            (row, out) = (row + n, rest);
+        }
+        Ok(())
     }
 
     /// The scales of the matrices that rows from `first` on belong to, for each block.
@@ -530,6 +567,7 @@ impl Repacked {
     fn error(&self, matrix: &Matrix, what: String) -> Error {
         let (Form::Packed(Packed { codes: data, .. })
         | Form::Float8(Float8 { data, .. })
+        | Form::Transposed(Transposed { data, .. })
         | Form::Fp4(Fp4 { blocks: data, .. })) = &matrix.form;
         let file = self.sources[data.file].path().to_string_lossy();
         Error::Unreadable { file: file.into(), tensor: printable(matrix.name.as_bytes()), why: what }

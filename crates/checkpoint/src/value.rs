@@ -46,12 +46,12 @@ impl ValueKind {
         Self::F64,
     ];
 
-    /// The kind with that number in a GGUF file.
+    /// Returns the kind with that number in a GGUF file.
     pub fn from_id(id: u32) -> Option<Self> {
         Self::ALL.get(id as usize).copied()
     }
 
-    /// The name used in messages: `u32`, `str`, `array`.
+    /// Returns the name used in messages: `u32`, `str`, `array`.
     pub fn name(self) -> &'static str {
         match self {
             Self::U8 => "u8",
@@ -126,7 +126,7 @@ impl Value {
         }
     }
 
-    /// The value as an integer of any width; `None` for anything but an integer.
+    /// Returns the value as an integer of any width; `None` for anything but an integer.
     pub fn to_int(&self) -> Option<i128> {
         Some(match *self {
             Self::U8(v) => v.into(),
@@ -141,7 +141,7 @@ impl Value {
         })
     }
 
-    /// The value as an f32; `None` for anything but f32 and f64.
+    /// Returns the value as an f32; `None` for anything but f32 and f64.
     pub fn to_f32(&self) -> Option<f32> {
         match *self {
             Self::F32(v) => Some(v),
@@ -150,13 +150,13 @@ impl Value {
         }
     }
 
-    /// The value as a number, rounded to f32; `None` for bools, texts and arrays. JSON writers mix `1` and `1.0`, so an
-    /// integer is a valid float.
+    /// Returns the value as a number, rounded to f32; `None` for bools, texts and arrays. JSON writers mix `1` and
+    /// `1.0`, so an integer is a valid float.
     pub fn to_number(&self) -> Option<f32> {
         self.to_f32().or_else(|| self.to_int().map(|v| v as f32))
     }
 
-    /// The value in a few words, for messages: `u32 7`, `str "gpt2"`, `array of 8192 str`.
+    /// Returns the value in a few words, for messages: `u32 7`, `str "gpt2"`, `array of 8192 str`.
     pub fn describe(&self) -> String {
         match self {
             Self::Str(text) => format!("str \"{}\"", printable(text)),
@@ -167,7 +167,7 @@ impl Value {
         }
     }
 
-    /// A number or bool from its encoding; `bytes` holds exactly one, and bools were checked to be 0 or 1.
+    /// Returns a number or bool from its encoding; `bytes` holds exactly one, and bools were checked to be 0 or 1.
     pub(crate) fn decode(kind: ValueKind, bytes: &[u8]) -> Option<Self> {
         Some(match kind {
             ValueKind::U8 => Self::U8(*bytes.first()?),
@@ -229,7 +229,7 @@ impl fmt::Display for Value {
 pub struct Text(pub(crate) Slice);
 
 impl Text {
-    /// The text, if it is UTF-8.
+    /// Returns the text, if it is UTF-8.
     pub fn as_str(&self) -> Option<&str> {
         std::str::from_utf8(&self.0).ok()
     }
@@ -278,7 +278,7 @@ impl Numbers {
         self.data.len() / self.element.min_bytes()
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.data.is_empty()
     }
@@ -292,7 +292,7 @@ impl Numbers {
         })
     }
 
-    /// The encoded elements.
+    /// Returns the encoded elements.
     pub(crate) fn encoded(&self) -> &[u8] {
         &self.data
     }
@@ -330,7 +330,7 @@ impl Strings {
         self.starts.len() - 1
     }
 
-    /// Whether there are no texts.
+    /// Returns whether there are no texts.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -348,7 +348,7 @@ impl Strings {
         (0..self.len()).map(|i| self.get(i))
     }
 
-    /// The encoded texts.
+    /// Returns the encoded texts.
     pub(crate) fn encoded(&self) -> &[u8] {
         &self.data
     }
@@ -387,7 +387,7 @@ impl From<&str> for Value {
 }
 
 impl From<&[u8]> for Value {
-    /// A text that need not be UTF-8.
+    /// Returns a text that need not be UTF-8.
     fn from(text: &[u8]) -> Self {
         Self::Str(Text(Slice::owned(text.to_vec())))
     }

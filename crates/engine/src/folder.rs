@@ -2,7 +2,7 @@
 //! Reads `tokenizer_config.json`, `generation_config.json`, `chat_template.jinja` and the tokens of `config.json`;
 //! knows no vocabulary and renders nothing.
 
-use checkpoint::{Checkpoint, SideFile};
+use checkpoint::{Checkpoint, SideFile, replace_numbers};
 use serde_json::{Map, Value};
 
 /// Maximum size of these files, in bytes; only a template is large.
@@ -11,14 +11,14 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 
-/// Why one of the files cannot be used. Continues "failed to".
+/// Why one of the files cannot be used. Each is a whole sentence.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),
     /// A value in the file is invalid.
-    #[error("use {file}: {what}")]
+    #[error("failed to use {file}: {what}")]
     #[allow(missing_docs)]
     File { file: String, what: String },
 }
@@ -35,7 +35,8 @@ impl Config {
             return Ok(Self { name: name.into(), values: Map::new() });
         };
         let text = bounded(&file)?;
-        let values = serde_json::from_str(text)
+        // Python's infinities and NaN say nothing that is used.
+        let values = serde_json::from_slice(&replace_numbers(text.as_bytes(), |_| b"null"))
             .map_err(|error| Error::File { file: file.name().into(), what: error.to_string() })?;
         Ok(Self { name: file.name().into(), values })
     }
@@ -48,7 +49,7 @@ impl Config {
         self.values.get(key).filter(|value| !value.is_null())
     }
 
-    /// A token by its text, directly or in an object with its tokenizer flags.
+    /// Returns a token by its text, directly or in an object with its tokenizer flags.
     fn token(&self, key: &str) -> Result<Option<String>, Error> {
         match self.get(key) {
             None => Ok(None),
@@ -68,7 +69,7 @@ impl Config {
         }
     }
 
-    /// An id or a list of them.
+    /// Returns an id or a list of them.
     fn ids(&self, key: &str) -> Result<Vec<u32>, Error> {
         let Some(value) = self.get(key) else { return Ok(Vec::new()) };
         let ids = match value {
@@ -138,7 +139,7 @@ pub struct Added {
     pub special: bool,
 }
 
-/// The special tokens of a folder.
+/// Returns the special tokens of a folder.
 ///
 /// # Errors
 /// When a file cannot be read or a value has the wrong type.
@@ -163,7 +164,7 @@ pub fn tokens(checkpoint: &Checkpoint) -> Result<Tokens, Error> {
     })
 }
 
-/// The chat template of a model: a GGUF key, or in a folder `chat_template.jinja`, or `chat_template` in
+/// Returns the chat template of a model: a GGUF key, or in a folder `chat_template.jinja`, or `chat_template` in
 /// `tokenizer_config.json`, from a list the one named `default`. `None` where there is none.
 ///
 /// # Errors

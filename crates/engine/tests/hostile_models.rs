@@ -9,10 +9,11 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use backend::cpu::{CacheType, Cpu, Isa};
+use backend::CacheType;
 use backend::{Backend, Batch, CompileError, Limits, Program, Tables};
 use checkpoint::gguf::Writer;
 use checkpoint::{Checkpoint, Strings, Value};
+use cpu::{Cpu, Isa};
 use engine::sampler::SamplerParams;
 use engine::scheduler::{Engine, EventKind, Events, Options, Request};
 use engine::template::{Chat, ChatTemplate, Message};
@@ -386,13 +387,13 @@ fn share(counts: &[(Came, usize)], came: Came) -> f64 {
 }
 
 const FILES: [&str; 7] = [
-    "../backend/tests/data/types/qwen3moe-blocks256.gguf",
-    "../backend/tests/data/types/qwen3moe-blocks32.gguf",
-    "../backend/tests/data/types/qwen3-float.gguf",
-    "../backend/tests/data/types/llama-blocks32.gguf",
-    "../backend/tests/data/llama/model-q5_1.gguf",
-    "../backend/tests/data/mixtral/model-q4_1.gguf",
-    "../backend/tests/data/qwen3/model-q8_0.gguf",
+    "../conformance/tests/data/types/qwen3moe-blocks256.gguf",
+    "../conformance/tests/data/types/qwen3moe-blocks32.gguf",
+    "../conformance/tests/data/types/qwen3-float.gguf",
+    "../conformance/tests/data/types/llama-blocks32.gguf",
+    "../conformance/tests/data/llama/model-q5_1.gguf",
+    "../conformance/tests/data/mixtral/model-q4_1.gguf",
+    "../conformance/tests/data/qwen3/model-q8_0.gguf",
 ];
 
 /// The files, some with the vocabulary of a SentencePiece model and a template.

@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use backend::meter::Meter;
 use engine::template::{Chat, ChatTemplate, Error, Limits, Message};
+use sys::meter::Meter;
 
 #[global_allocator]
 static ALLOCATOR: Meter = Meter;

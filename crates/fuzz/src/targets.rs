@@ -6,20 +6,24 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use backend::{Ask, Batch, Kinds, Limits, Output, Picks, Program, StepError};
+use backend::{
+    Ask, Batch, Drafts, Kinds, Limits, Output, Picks, Profile, Program, RouterInfo, Save, StepError, StreamStats,
+    SumInputs,
+};
 use engine::folder;
-use engine::grammar::{Constraint, Error, Grammars, Lead, Rule, Trial};
+use engine::grammar::{Constraint, Error, Grammars, Lead, MAX_RULE_BYTES, Rule, Trial, from_gbnf};
 use engine::sampler::SamplerParams;
 use engine::scheduler::{Engine, EventKind, Events, Options, Request};
 use engine::template::{Chat, ChatTemplate, Message};
 use engine::tokenizer::{Encode, Tokenizer};
+use std::sync::atomic::AtomicBool;
 
 use crate::mutate::{self, BETWEEN};
 
 #[allow(dead_code)] // parts of it belong to other tests
-#[path = "../../checkpoint/tests/exercise/mod.rs"]
+#[path = "../../checkpoint/tests/it/exercise.rs"]
 mod exercise;
-#[path = "../../checkpoint/tests/exercise_folder/mod.rs"]
+#[path = "../../checkpoint/tests/it/exercise_folder.rs"]
 mod exercise_folder;
 
 /// A kind of input.
@@ -47,12 +51,13 @@ const fn target(
     Target { name, run, time: Duration::from_secs(seconds), mib, catches: false, seeds }
 }
 
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     target("gguf", Some(gguf), 5, 512, gguf_seeds),
     target("folder", Some(model_folder), 5, 512, folder_seeds),
     target("tokenizer", Some(tokenizer), 8, 1024, tokenizer_seeds),
     target("template", Some(template), 10, 1200, template_seeds),
     Target { catches: true, ..target("grammar", Some(grammar), 40, 1500, Vec::new) },
+    target("gbnf", Some(gbnf), 2, 128, gbnf_seeds),
     target("body", None, 30, 1024, Vec::new),
     target("http", None, 30, 1024, Vec::new),
     target("canary", Some(canary), 1, 64, Vec::new),
@@ -108,7 +113,7 @@ fn files(folder: &Path, end: &str) -> Vec<PathBuf> {
 }
 
 fn gguf_seeds() -> Vec<Vec<u8>> {
-    let mut paths = files(&project("crates/backend/tests/data/types"), ".gguf");
+    let mut paths = files(&project("crates/conformance/tests/data/types"), ".gguf");
     paths.extend(files(&project("crates/engine/tests/data"), ".gguf"));
     let mut seeds: Vec<Vec<u8>> = paths.iter().filter_map(|path| std::fs::read(path).ok()).collect();
     seeds.push(exercise::valid());
@@ -134,6 +139,8 @@ fn use_model(checkpoint: &checkpoint::Checkpoint) -> String {
         Ok(rendered) => rendered.unwrap_or_default(),
         Err(error) => error.to_string(),
     };
+    // Its draft head is read only where drafts are asked for.
+    let _ = model::build_drafting(checkpoint);
     let built = match model::build(checkpoint) {
         Ok(plan) => format!("ok {} lines", plan.to_string().lines().count()),
         Err(error) => error.to_string(),
@@ -158,7 +165,7 @@ fn folder_seeds() -> Vec<Vec<u8>> {
     let index = r#"{"weight_map":{"a.weight":"model-1.safetensors"}}"#;
     let parts = [exercise_folder::CONFIG, exercise_folder::HEADER, index].map(str::as_bytes);
     let mut seeds = vec![parts.join(BETWEEN)];
-    let archs = std::fs::read_dir(project("crates/backend/tests/data")).into_iter().flatten().flatten();
+    let archs = std::fs::read_dir(project("crates/conformance/tests/data")).into_iter().flatten().flatten();
     let mut folders: Vec<PathBuf> = archs
         .flat_map(|arch| std::fs::read_dir(arch.path()).into_iter().flatten().flatten())
         .map(|f| f.path())
@@ -317,7 +324,37 @@ static VOCABULARY: LazyLock<Result<(Arc<Tokenizer>, Grammars), String>> = LazyLo
     Ok((tokenizer, grammars.with_trial(Arc::new(Process))))
 });
 
-/// `schema`, `regex` or `lark`, and a rule of that kind: compiled, and followed by a model that rolls dice.
+/// Grammars of the greatest length that recurse, multiply, or come in the worst order.
+fn gbnf_seeds() -> Vec<Vec<u8>> {
+    let chain = |n: usize, name: fn(usize) -> usize| {
+        let rules: String = (1..n).map(|i| format!("r{}::=r{}\n", name(i), name(i - 1))).collect();
+        format!("root::=r{}\nr{}::=\"a\"\n{rules}", name(n - 1), name(0))
+    };
+    let pieces = format!("root ::= \"y\" root | {}\nx ::= {}\n", "x ".repeat(80_000), "\"a\" ".repeat(19_000));
+    [chain(14_000, |i| i + 10_000), chain(14_000, |i| 30_000 - i), pieces].map(String::into_bytes).to_vec()
+}
+
+/// A grammar in GBNF, translated on a stack that a few hundred levels of recursion fill.
+fn gbnf(input: &[u8]) -> String {
+    let text = String::from_utf8_lossy(input).into_owned();
+    let translate = move || match from_gbnf(&text) {
+        Ok(Rule::Regex(rule) | Rule::Lark(rule)) => {
+            assert!(rule.len() <= 2 * MAX_RULE_BYTES, "{} bytes out of {}", rule.len(), text.len());
+            format!("ok {}", rule.chars().filter(|c| "(|&".contains(*c)).take(12).collect::<String>())
+        }
+        Ok(other) => panic!("{other:?}"),
+        Err(why) => why,
+    };
+    let thread = std::thread::Builder::new().stack_size(512 << 10).spawn(translate);
+    match thread.map(std::thread::JoinHandle::join) {
+        Ok(Ok(outcome)) => outcome,
+        // The panic is told by who watches.
+        Ok(Err(_)) => String::new(),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// `schema`, `regex`, `gbnf` or `lark`, and a rule of that kind: compiled, and followed by a model that rolls dice.
 fn grammar(input: &[u8]) -> String {
     let mut parts = mutate::parts(input).into_iter();
     let (kind, rule) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
@@ -326,6 +363,7 @@ fn grammar(input: &[u8]) -> String {
         (b"schema", Ok(schema)) => Rule::JsonSchema(schema),
         (b"schema", Err(error)) => return error.to_string(),
         (b"regex", _) => Rule::Regex(text),
+        (b"gbnf", _) => Rule::Gbnf(text),
         _ => Rule::Lark(text),
     };
     let (tokenizer, grammars) = match &*VOCABULARY {
@@ -402,8 +440,47 @@ impl Program for Dice {
         }
         debug_assert!(self.batch.asks.iter().all(|ask| !matches!(ask, Ask::Hidden)));
         self.picks.fill(&self.batch, &self.logits, self.n_vocab);
-        Ok(Output { logits: &self.logits, picks: &self.picks, hidden: &[], faults: &[], routing: None })
+        Ok(Output {
+            logits: &self.logits,
+            picks: &self.picks,
+            hidden: &[],
+            all_hidden: &[],
+            faults: &[],
+            routing: None,
+        })
     }
 
     fn copy_state(&mut self, _: u32, _: u32) {}
+
+    fn routers(&self) -> &[RouterInfo] {
+        &[]
+    }
+
+    fn trace_routing(&mut self, _: bool) {}
+
+    fn stream_stats(&self) -> Option<StreamStats> {
+        None
+    }
+
+    fn set_interrupt(&mut self, _: Arc<AtomicBool>) {}
+
+    fn is_lost(&self) -> bool {
+        false
+    }
+
+    fn saver(&mut self) -> Option<&mut dyn Save> {
+        None
+    }
+
+    fn drafts(&mut self) -> Option<&mut dyn Drafts> {
+        None
+    }
+
+    fn profiler(&mut self) -> Option<&mut dyn Profile> {
+        None
+    }
+
+    fn input_sums(&mut self) -> Option<&mut dyn SumInputs> {
+        None
+    }
 }

@@ -141,15 +141,6 @@ struct Dispatch {
     void* slots[32];
 };
 
-// What a kernel did. `muls` and `instructions` are known only where it was compiled to be counted.
-struct Count {
-    u64 loads, load_bytes, stores, store_bytes; // of device memory
-    u64 shared_bytes;                           // loaded from and stored to threadgroup memory
-    u64 shared_size;                            // the most of it that a threadgroup has
-    u64 barriers;                               // of threadgroups
-    u64 collectives, matrices;                  // of simdgroups: functions; multiplications of 8 x 8 matrices
-    u64 muls, instructions;                     // of threads
-};
 // As `Schedule` of options.rs.
 enum Order { FORWARD, REVERSE, RANDOM, AHEAD, LOCKSTEP, PREEMPT };
 struct Settings {
@@ -172,8 +163,6 @@ static bool running;
 static u64 rng;
 
 static Dispatch* now;
-static std::map<std::pair<int, int>, Count> counts; // of a submit, by module and kernel
-static Count* count;
 static u32 serial, epoch_first, submit_first; // serial numbers of dispatches start at 1
 static std::vector<std::string> names;        // of the dispatches of this submit
 static u32 tg_serial, tg_pos[3];
@@ -268,9 +257,6 @@ void sim_tg_barrier(unsigned flags, int site) {
     to_scheduler();
 }
 unsigned sim_lane(void) { return cur->lane; }
-void sim_count(u32 muls, u32 instructions) {
-    if (running) count->muls += muls, count->instructions += instructions;
-}
 void sim_bad_lane(const char* what) { report("simd-inactive", 0, "%s by %s", what, who()); }
 struct MatSync {
     const volatile void* p;
@@ -359,7 +345,6 @@ void* sim_tgvar(int id, size_t size, size_t, const char* name, int line) {
     tg_vars[id] = (int)tg_regions.size();
     tg_regions.push_back(r);
     tg_used += (size + 15) / 16 * 16;
-    count->shared_size = std::max(count->shared_size, tg_used);
     if (tg_used > MAX_TG_MEMORY)
         report("threadgroup-memory", 0, "%lu bytes, at most %u", (unsigned long)tg_used, MAX_TG_MEMORY);
     return r.base;
@@ -530,9 +515,6 @@ static void access(const void* address, u64 n, bool w, u64 pc, bool aligned, boo
         give_up();
     }
     r->touched = true;
-    if (r->kind == THREADGROUP) count->shared_bytes += n;
-    else if (r->kind == DEVICE && w) count->stores++, count->store_bytes += n;
-    else if (r->kind == DEVICE) count->loads++, count->load_bytes += n;
     if (w && r->use == READ) {
         report("undeclared", pc, "write to %s, which is bound to be read, by %s", place(*r), who());
         give_up();
@@ -669,8 +651,6 @@ static bool resolve(int sg) {
     if (mask != ~0u)
         report("simd-divergent", 0, "%s at line %d runs in lanes %08x only, in threadgroup (%u, %u, %u)", first->what,
                first->site >> 10, mask, tg_pos[0], tg_pos[1], tg_pos[2]);
-    if (strncmp(first->what, "simdgroup_mul", 13) == 0) count->matrices++;
-    else if (strncmp(first->what, "simd_", 5) == 0) count->collectives++;
     first->fn(args, mask);
     sg_x[sg]++;
     if ((first->flags & 3) == 2) {
@@ -753,7 +733,6 @@ static void run_threadgroup() {
         for (u32 i = 0; i < n_lanes; i++)
             if (lanes[i].state == BARRIER) lanes[i].state = READY;
         ep_x++;
-        count->barriers++;
         if (flags & 2) ep_tg++;
         if (flags & 1) ep_dev++;
     }
@@ -809,7 +788,6 @@ static bool run_epoch(std::vector<Dispatch>& epoch) {
     }
     for (const auto& item : pool) {
         now = &epoch[item.first];
-        count = &counts[{now->module, (int)(now->kernel - modules[now->module].kernels)}];
         const u32 t = item.second, *g = now->grid;
         tg_pos[0] = t % g[0], tg_pos[1] = t / g[0] % g[1], tg_pos[2] = t / g[0] / g[1];
         tg_serial++;
@@ -971,7 +949,6 @@ static void submit() {
     sim_reduce_order = (int)settings.reduce;
     names.clear();
     reports.clear();
-    counts.clear();
     submit_first = serial + 1;
     const u32 n_epochs = get32();
     std::vector<std::vector<Dispatch>> epochs(n_epochs);
@@ -995,13 +972,6 @@ static void submit() {
         put32((u32)r.module);
         put64(r.pc);
         put64(r.count);
-    }
-    put32((u32)counts.size());
-    for (const auto& [kernel, c] : counts) {
-        put32((u32)kernel.first), put32((u32)kernel.second);
-        for (u64 x : {c.loads, c.load_bytes, c.stores, c.store_bytes, c.shared_bytes, c.shared_size, c.barriers,
-                      c.collectives, c.matrices, c.muls, c.instructions})
-            put64(x);
     }
 }
 

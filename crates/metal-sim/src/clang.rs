@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::{count, rewrite};
+use crate::rewrite;
 
 const RUNNER: &str = include_str!("../runtime/runner.cpp");
 /// What plays `<metal_stdlib>`; each part builds on those before it.
@@ -67,22 +67,6 @@ const CHECKED_FLAGS: &[&str] = &[
     "-tsan-handle-cxx-exceptions=0",
 ];
 
-/// Those that are counted instead: as optimised as can be, functions inlined as a GPU's compiler does, and without
-/// x86's vectors, which a GPU's threads do not have. The level of optimisation comes first, since it turns both on.
-const COUNTED_FLAGS: &[&str] = &[
-    "-DMSL_COUNTING",
-    "-mf16c",
-    "-O3",
-    "-fno-vectorize",
-    "-fno-slp-vectorize",
-    "-mllvm",
-    "-disable-vector-combine",
-    "-mllvm",
-    "-inline-threshold=100000",
-    "-S",
-    "-emit-llvm",
-];
-
 /// Undefined behaviour that is looked for.
 const UNDEFINED: &str = "bounds,shift,integer-divide-by-zero,vla-bound,signed-integer-overflow,float-cast-overflow";
 
@@ -128,15 +112,14 @@ impl Clang {
     }
 
     /// A kernel source, compiled to a library in `folder`. It must also pass a compilation in which the four address
-    /// spaces are types of their own, as they are in Metal. `is_counting`: it tells the runner of its multiplications
-    /// and instructions, and does not look for undefined behaviour.
+    /// spaces are distinct types, as they are in Metal.
     ///
     /// # Errors
     /// The folder cannot be written, what the rewriter refuses, or the compiler's message.
-    pub fn kernels(&self, source: &str, folder: &Path, is_counting: bool) -> Result<PathBuf> {
-        let flags = [KERNEL_FLAGS, CHECKED_FLAGS, COUNTED_FLAGS].map(|flags| flags.join(" "));
-        let hash = self.hash(&[source, HEADER, &flags[0], &flags[1], &flags[2], UNDEFINED]);
-        let library = folder.join(format!("{hash:016x}{}.so", if is_counting { "-counting" } else { "" }));
+    pub fn kernels(&self, source: &str, folder: &Path) -> Result<PathBuf> {
+        let flags = [KERNEL_FLAGS, CHECKED_FLAGS].map(|flags| flags.join(" "));
+        let hash = self.hash(&[source, HEADER, &flags[0], &flags[1], UNDEFINED]);
+        let library = folder.join(format!("{hash:016x}.so"));
         self.make(&library, |to| {
             let header = folder.join(format!("msl-{:016x}.h", self.hash(&[HEADER])));
             self.make(&header, |to| Ok(std::fs::write(to, HEADER)?))?;
@@ -146,16 +129,8 @@ impl Clang {
             let object = to.with_extension("o");
             let mut command = Command::new(self.program);
             command.args(KERNEL_FLAGS).args(CHECKED_FLAGS).arg("-include").arg(&header);
-            if is_counting {
-                let code = run(command.args(COUNTED_FLAGS).args(["-", "-o", "-"]), &code)?;
-                let mut command = Command::new(self.program);
-                command.args(["-x", "ir", "-O1", "-fPIC", "-mf16c", "-mfma", "-c", "-", "-o"]).arg(&object);
-                run(&mut command, &count::instrument(&code))?;
-            } else {
-                command.arg(format!("-fsanitize={UNDEFINED}")).arg(format!("-fsanitize-recover={UNDEFINED}"));
-                command.args(["-c", "-", "-o"]).arg(&object);
-                run(&mut command, &code)?;
-            }
+            command.arg(format!("-fsanitize={UNDEFINED}")).arg(format!("-fsanitize-recover={UNDEFINED}"));
+            run(command.args(["-c", "-", "-o"]).arg(&object), &code)?;
             // The sanitizers' own libraries stay away: the runner defines their functions.
             let mut command = Command::new(self.program);
             let linked = run(command.args(["-shared", "-o"]).arg(to).arg(&object).arg("-lm"), "");

@@ -4,14 +4,11 @@
 //! `README.md` of this crate says what is checked and why it is built as it is. It knows no op and no model.
 
 pub mod clang;
-pub mod costs;
-mod count;
 mod options;
 mod protocol;
 pub mod rewrite;
 mod rules;
 mod sim;
-pub mod works;
 
 pub use options::{Call, Fault, Moment, Options, Schedule};
-pub use sim::{Count, Sim, Stats};
+pub use sim::{Sim, Stats};

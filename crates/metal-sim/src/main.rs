@@ -1,32 +1,27 @@
-//! `metal-sim check FILE`, `metal-sim run FILE KERNEL`: kernels by hand, and `metal-sim costs`: tables of what they
-//! cost. The crate's README shows them.
+//! `metal-sim check FILE`, `metal-sim run FILE KERNEL`: kernels by hand. The crate's README shows both.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use backend::metal::gpu::{Cmd, Gpu, List, Span, Unit, Use};
+use gpu::commands::{Cmd, Gpu, List, Span, Unit, Use};
 use metal_sim::clang::Clang;
 use metal_sim::{Options, Schedule, Sim};
-use quant::WeightType;
 
 const USAGE: &str = "usage:
   metal-sim check FILE [-I FOLDER].. [-D NAME=VALUE]..
       compiles a file of Metal and names its kernels
-  metal-sim run FILE KERNEL [--groups X,Y,Z] [--threads N] [--schedule ORDER] [--count]
+  metal-sim run FILE KERNEL [--groups X,Y,Z] [--threads N] [--schedule ORDER]
       [-I FOLDER].. [-D NAME=VALUE].. SLOT=KIND:VALUE..
       runs one kernel, checks every access and prints what it wrote
-  metal-sim costs [TYPE]..
-      prints the counted tables of kernels/metal/README.md, or the first with rows of these types of weights
 
 SLOT=KIND:VALUE binds [[buffer(SLOT)]]:
   0=r:1.5,2,3   numbers that are read        1=u:0,0   numbers that are updated
   2=w:12        12 bytes that are written    3=p:2,7   parameters, of 32 bits each
   4=z:4096      4096 bytes of zeros that are read
 Numbers with a point are floats, others integers of 32 bits.
-ORDER is one of forward, reverse, random, ahead, lockstep, preempt.
---count prints loads, stores, barriers and instructions of the kernel.";
+ORDER is one of forward, reverse, random, ahead, lockstep, preempt.";
 
 fn main() -> ExitCode {
     match run(std::env::args().skip(1).collect()) {
@@ -47,7 +42,6 @@ struct Args {
     groups: [u32; 3],
     threads: u32,
     schedule: Option<Schedule>,
-    is_counting: bool,
     wants_help: bool,
 }
 
@@ -79,7 +73,6 @@ fn parse(args: Vec<String>) -> Result<Args> {
                 let order = Schedule::ALL.into_iter().find(|order| format!("{order:?}").to_lowercase() == value);
                 found.schedule = Some(order.with_context(|| format!("--schedule {value}: no such order\n{USAGE}"))?);
             }
-            "--count" => found.is_counting = true,
             "-h" | "--help" => found.wants_help = true,
             _ if arg.starts_with('-') => bail!("{arg}: no such option\n{USAGE}"),
             _ => found.words.push(arg),
@@ -95,27 +88,10 @@ fn run(args: Vec<String>) -> Result<()> {
         return Ok(());
     }
     match args.words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["costs"] => {
-            println!("{}\n{}", metal_sim::costs::table()?, metal_sim::works::table()?);
-            let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/metal/README.md");
-            let page = std::fs::read_to_string(&page).with_context(|| format!("read {}", page.display()))?;
-            println!("{}", metal_sim::costs::beside(&page)?.trim_end());
-            Ok(())
-        }
-        ["costs", ref names @ ..] => {
-            println!("{}", metal_sim::costs::table_of(weight_types(names)?)?.trim_end());
-            Ok(())
-        }
         ["check", file] => check(file.as_ref(), &args),
         ["run", file, kernel, ref slots @ ..] => dispatch(file.as_ref(), kernel, slots, &args),
         _ => bail!("{USAGE}"),
     }
-}
-
-/// Types of weights by their names.
-fn weight_types(names: &[&str]) -> Result<Vec<WeightType>> {
-    let find = |name: &&str| WeightType::ALL.into_iter().find(|dtype| dtype.to_string() == **name);
-    names.iter().map(|name| find(name).with_context(|| format!("{name}: no such type of weights"))).collect()
 }
 
 /// A file with its definitions and headers as one string.
@@ -129,7 +105,7 @@ fn source(file: &Path, args: &Args) -> Result<String> {
 
 fn check(file: &Path, args: &Args) -> Result<()> {
     let source = source(file, args)?;
-    Clang::find()?.kernels(&source, &Options::default().cache, false)?;
+    Clang::find()?.kernels(&source, &Options::default().cache)?;
     let kernels = metal_sim::rewrite::rewrite(&source)?.kernels;
     println!("{}: {}", file.display(), kernels.join(", "));
     Ok(())
@@ -137,7 +113,7 @@ fn check(file: &Path, args: &Args) -> Result<()> {
 
 fn dispatch(file: &Path, kernel: &str, slots: &[&str], args: &Args) -> Result<()> {
     let schedule = args.schedule.unwrap_or(Schedule::Forward);
-    let mut sim = Sim::new(Options { schedule, is_counting: args.is_counting, ..Options::default() })?;
+    let mut sim = Sim::new(Options { schedule, ..Options::default() })?;
     let source = source(file, args)?;
     let kernels = metal_sim::rewrite::rewrite(&source)?.kernels;
     let is_there = kernels.iter().any(|name| name == kernel);
@@ -156,10 +132,6 @@ fn dispatch(file: &Path, kernel: &str, slots: &[&str], args: &Args) -> Result<()
     list.cmds.push(Cmd::Groups { grid: args.groups, threads: args.threads });
     let ticket = sim.submit(&list)?;
     sim.wait(ticket, Duration::from_secs(60))?;
-    if args.is_counting {
-        println!("{:#?}", sim.count(pipe));
-        return Ok(());
-    }
     for (slot, span) in written {
         let mut bytes = vec![0; span.len as usize];
         sim.read(span, &mut bytes)?;

@@ -80,8 +80,6 @@ pub struct Options {
     pub max_buffer: u64,
     /// A call that fails.
     pub fault: Option<Fault>,
-    /// Kernels are compiled so that multiplications and instructions are counted.
-    pub is_counting: bool,
 }
 
 impl Default for Options {
@@ -97,7 +95,6 @@ impl Default for Options {
             family: 7,
             max_buffer: 1 << 32,
             fault: None,
-            is_counting: false,
         }
     }
 }

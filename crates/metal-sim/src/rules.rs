@@ -1,6 +1,6 @@
 //! What a list must keep to before anything runs: Metal's limits and the project's own rules.
 
-use backend::metal::gpu::{Cmd, List, Pipe, Span, Use};
+use gpu::commands::{Cmd, List, Pipe, Span, Use};
 
 use crate::protocol::Message;
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use backend::metal::gpu::{Buf, Caps, Cmd, Gpu, GpuError, List, Mapped, Pipe, Span, Ticket, Times, Unit, Use};
+use gpu::commands::{Buf, Caps, Cmd, Gpu, GpuError, List, Mapped, Pipe, Span, Ticket, Times, Unit, Use};
 
 use crate::clang::Clang;
 use crate::options::{Call, Moment, Options};
@@ -29,67 +29,6 @@ pub struct Stats {
     pub barriers: usize,
     /// Barriers that order nothing.
     pub needless_barriers: usize,
-}
-
-/// What a kernel did in the lists so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Count {
-    /// Loads from device memory by threads.
-    pub loads: u64,
-    /// Their bytes.
-    pub load_bytes: u64,
-    /// Stores to device memory by threads.
-    pub stores: u64,
-    /// Their bytes.
-    pub store_bytes: u64,
-    /// Bytes loaded from and stored to threadgroup memory.
-    pub shared_bytes: u64,
-    /// Bytes of threadgroup memory that a threadgroup has.
-    pub shared_size: u64,
-    /// Barriers that a threadgroup passed.
-    pub barriers: u64,
-    /// Functions of simdgroups: sums, shuffles.
-    pub collectives: u64,
-    /// Multiplications of 8 x 8 matrices by simdgroups.
-    pub matrices: u64,
-    /// Multiplications of floats by threads, those of matrices left out; 0 unless [`Options::is_counting`].
-    pub muls: u64,
-    /// Instructions of threads, as LLVM has them at -O3, without what calls the simulator; 0 as `muls`.
-    pub instructions: u64,
-}
-
-impl Count {
-    fn read(answer: &mut Answer) -> Count {
-        let [loads, load_bytes, stores, store_bytes, shared_bytes, shared_size] = [(); 6].map(|()| answer.long());
-        let [barriers, collectives, matrices, muls, instructions] = [(); 5].map(|()| answer.long());
-        Count {
-            loads,
-            load_bytes,
-            stores,
-            store_bytes,
-            shared_bytes,
-            shared_size,
-            barriers,
-            collectives,
-            matrices,
-            muls,
-            instructions,
-        }
-    }
-
-    fn add(&mut self, other: Count) {
-        self.loads += other.loads;
-        self.load_bytes += other.load_bytes;
-        self.stores += other.stores;
-        self.store_bytes += other.store_bytes;
-        self.shared_bytes += other.shared_bytes;
-        self.shared_size = self.shared_size.max(other.shared_size);
-        self.barriers += other.barriers;
-        self.collectives += other.collectives;
-        self.matrices += other.matrices;
-        self.muls += other.muls;
-        self.instructions += other.instructions;
-    }
 }
 
 /// A list that was submitted and has not run.
@@ -117,8 +56,6 @@ pub struct Sim {
     times: Times,
     broken: Option<GpuError>,
     stats: Stats,
-    /// By module and kernel.
-    counts: HashMap<(u32, u32), Count>,
     /// Once lists run, nothing is allocated: a step that allocates is a mistake of the host.
     is_running: bool,
 }
@@ -149,7 +86,6 @@ impl Sim {
             times: Times::default(),
             broken: None,
             stats: Stats::default(),
-            counts: HashMap::new(),
             is_running: false,
         })
     }
@@ -157,12 +93,6 @@ impl Sim {
     /// What the lists so far were made of.
     pub fn stats(&self) -> Stats {
         self.stats
-    }
-
-    /// What the kernel of a pipe did in the lists so far; pipes of one source and kernel share it.
-    pub fn count(&self, pipe: Pipe) -> Count {
-        let kernel = self.kernels.get(pipe.0 as usize).map(|kernel| (kernel.module, kernel.index));
-        kernel.and_then(|kernel| self.counts.get(&kernel)).copied().unwrap_or_default()
     }
 
     /// Whether this call is the one that is to fail.
@@ -212,10 +142,6 @@ impl Sim {
         let gpu = Duration::from_nanos(answer.long());
         let n_reports = answer.word();
         let reports: Vec<String> = (0..n_reports).map(|_| self.report(&mut answer)).collect();
-        for _ in 0..answer.word() {
-            let kernel = (answer.word(), answer.word());
-            self.counts.entry(kernel).or_default().add(Count::read(&mut answer));
-        }
         let Counts { dispatches, barriers, needless } = checked.counts;
         self.stats.lists += 1;
         self.stats.dispatches += dispatches;
@@ -342,10 +268,7 @@ impl Gpu for Sim {
         let compile = || {
             let mut done = Vec::new();
             while let Some(unit) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
-                done.push((
-                    unit.source.as_str(),
-                    self.clang.kernels(&unit.source, &self.options.cache, self.options.is_counting),
-                ));
+                done.push((unit.source.as_str(), self.clang.kernels(&unit.source, &self.options.cache)));
             }
             done
         };

@@ -6,7 +6,7 @@ mod fixtures;
 
 use std::time::Duration;
 
-use backend::metal::gpu::{Buf, Cmd, Gpu, GpuError, List, Pipe, Span, Unit, Use};
+use gpu::commands::{Buf, Cmd, Gpu, GpuError, List, Pipe, Span, Unit, Use};
 use metal_sim::clang::Clang;
 use metal_sim::{Call, Fault, Moment, Options, Schedule, Sim};
 

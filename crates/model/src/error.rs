@@ -1,23 +1,27 @@
 //! The error of this crate.
 
-/// Why no plan can be made of a model. The text continues the words "failed to".
+/// Why no plan can be made of a model. Each is a whole sentence.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A key is missing or has another type.
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),
     /// No file in [`crate::arch`] knows this architecture.
-    #[error("build plan of {file}: architecture {arch} is not supported; supported: {supported}")]
+    #[error(
+        "failed to build the plan of {file}: architecture {arch} is unsupported{}; `moebius models --supported` lists \
+         what runs, docs/models.md says how to ask for more",
+        nearest.map(|name| format!(" (the nearest is {name})")).unwrap_or_default()
+    )]
     Architecture {
         /// The model.
         file: String,
         /// Its name in the file.
         arch: String,
-        /// Names of the supported architectures.
-        supported: String,
+        /// The most similar name of a supported architecture, where one is similar.
+        nearest: Option<&'static str>,
     },
     /// A key's value is absurd, or contradicts another.
-    #[error("build plan of {file}: key {key}: {what}")]
+    #[error("failed to build the plan of {file}: key {key}: {what}")]
     Key {
         /// The model.
         file: String,
@@ -27,7 +31,7 @@ pub enum Error {
         what: String,
     },
     /// A tensor is missing, has another shape or type, or is not used by the architecture.
-    #[error("build plan of {file}: tensor {tensor}: {what}")]
+    #[error("failed to build the plan of {file}: tensor {tensor}: {what}")]
     Tensor {
         /// The model.
         file: String,
@@ -37,7 +41,7 @@ pub enum Error {
         what: String,
     },
     /// A plan breaks a rule of an op.
-    #[error("validate plan: op {op} ({name}): {what}")]
+    #[error("failed to validate the plan: op {op} ({name}): {what}")]
     Op {
         /// Index into [`crate::plan::Plan::ops`].
         op: usize,
@@ -47,11 +51,11 @@ pub enum Error {
         what: String,
     },
     /// A plan contradicts itself outside its ops.
-    #[error("validate plan: {0}")]
+    #[error("failed to validate the plan: {0}")]
     Plan(String),
 }
 
-/// A name from a file, for a message: visible, cut to a line.
+/// Returns a name from a file, for a message: visible, cut to a line.
 pub(crate) fn printable(name: &str) -> String {
     const LIMIT: usize = 80;
     let mut out = checkpoint::visible(&name.chars().take(LIMIT).collect::<String>());

@@ -2,6 +2,23 @@
 //!
 //! [`build`] is the entry point: a checkpoint's header becomes a [`plan::ValidPlan`] of plain ops, written by the
 //! architecture's file ([`arch`]). Backends lower it with the passes that help them ([`plan::passes`]).
+//!
+//! ```text
+//! Checkpoint ─ arch::build ─ Plan ─ validate ─ ValidPlan ─ rewrite(passes) ─ ValidPlan ─ a backend
+//! ```
+//!
+//! ```
+//! use model::plan::passes;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let checkpoint = checkpoint::open("../../models/fable-29m-a10m-q4_k_m.gguf".as_ref())?;
+//! let plan = model::build(&checkpoint)?;
+//! assert_eq!((plan.arch.as_str(), plan.n_vocab, plan.caches.len()), ("qwen3moe", 8192, 8));
+//! let n_ops = plan.ops.len();
+//! assert!(plan.rewrite(passes::fuse)?.ops.len() < n_ops);
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -22,5 +39,13 @@ use checkpoint::Checkpoint;
 /// # Errors
 /// When the architecture is not supported, or when a key or tensor is missing, absurd or contradicts another.
 pub fn build(checkpoint: &Checkpoint) -> Result<plan::ValidPlan, Error> {
-    arch::build(checkpoint)
+    arch::build(checkpoint, false)
+}
+
+/// As [`build`], with the head that drafts further tokens ([`plan::Plan::draft`]) where the checkpoint has one.
+///
+/// # Errors
+/// As [`build`].
+pub fn build_drafting(checkpoint: &Checkpoint) -> Result<plan::ValidPlan, Error> {
+    arch::build(checkpoint, true)
 }

@@ -19,7 +19,8 @@ use quant::WeightType;
 /// * `*` is the number of the expert: the stack has one tensor each;
 /// * `[0/2]` at the end means that every matrix of the tensor holds two matrices one above the other, and the first is
 ///   meant;
-/// * `=` in front means that the name is of GGUF's form after all, for what converters have fused.
+/// * `=` in front means that the name is of GGUF's form after all, for what converters have fused;
+/// * `^` in front means that the module is next to the layers that draft, not in one of them.
 pub type Alias = (&'static str, &'static [&'static str]);
 
 /// What most model code agrees on.
@@ -65,18 +66,31 @@ const COMMON: &[Alias] = &[
     ("ffn_up_shexp", &["mlp.shared_expert.up_proj", "mlp.shared_experts.up_proj"]),
     ("ffn_down_shexp", &["mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj"]),
     ("ffn_gate_inp_shexp", &["mlp.shared_expert_gate"]),
+    ("nextn.eh_proj", &["eh_proj", "^fc"]),
+    ("nextn.enorm", &["enorm", "^pre_fc_norm_embedding"]),
+    ("nextn.hnorm", &["hnorm", "^pre_fc_norm_hidden"]),
+    ("nextn.shared_head_norm", &["shared_head.norm", "^norm"]),
+    ("nextn.embed_tokens", &["embed_tokens", "^embed_tokens"]),
+    ("nextn.shared_head_head", &["shared_head.head"]),
 ];
 
 /// In front of the modules of the text model.
 const ROOTS: &[&str] = &["model.", "language_model.model.", "model.language_model.", "language_model.", ""];
 
-/// Parts of names that a text model does not need: towers for images and sound, and layers that predict further
-/// tokens.
+/// In front of the layers that draft, where they are not numbered after the others (Qwen).
+const FURTHER_ROOTS: &[&str] = &["mtp.", "model.mtp.", "language_model.mtp.", "model.language_model.mtp."];
+
+/// Parts of names that a text model does not need: towers for images and sound.
 const OTHER_MODALITIES: &[&str] = &[
     "visual.",
     "vision_tower.",
     "vision_model.",
+    "vision_embedder.",
     "multi_modal_projector.",
+    "mm_projector.",
+    "vit_large_projector.",
+    "vision_adapter.",
+    "vision_projection.",
     "embed_vision.",
     "audio_tower.",
     "embed_audio.",
@@ -87,6 +101,8 @@ const OTHER_MODALITIES: &[&str] = &[
 pub struct Names<'a> {
     checkpoint: &'a Checkpoint,
     own: &'static [Alias],
+    /// First of the layers that draft.
+    further: usize,
 }
 
 /// A weight, found.
@@ -108,22 +124,27 @@ struct Place {
 }
 
 impl<'a> Names<'a> {
-    /// The tensors of a checkpoint; `own` aliases go before the common ones.
+    /// Returns the tensors of a checkpoint; `own` aliases go before the common ones.
     pub fn new(checkpoint: &'a Checkpoint, own: &'static [Alias]) -> Self {
-        Self { checkpoint, own }
+        Self { checkpoint, own, further: usize::MAX }
     }
 
-    /// The checkpoint.
+    /// Returns the same for a model of `n_layer` layers: those after them draft.
+    pub fn further_from(self, n_layer: usize) -> Self {
+        Self { further: n_layer, ..self }
+    }
+
+    /// Returns the checkpoint.
     pub fn checkpoint(&self) -> &'a Checkpoint {
         self.checkpoint
     }
 
-    /// Whether the checkpoint has a tensor for this name.
+    /// Returns whether the checkpoint has a tensor for this name.
     pub fn has(&self, name: &str) -> bool {
         self.place(name).is_some()
     }
 
-    /// The one tensor of this name; `None` as well where it is made of several.
+    /// Returns the one tensor of this name; `None` as well where it is made of several.
     pub fn tensor(&self, name: &str) -> Option<&'a TensorInfo> {
         let place = self.place(name)?;
         if place.piece == (0, 1) { self.checkpoint.tensor(&place.tensor) } else { None }
@@ -134,7 +155,7 @@ impl<'a> Names<'a> {
     /// Axes of length 1 are taken as they come: some writers drop them.
     pub fn find(&self, name: &str, shape: &[usize]) -> Result<Found, Error> {
         let Some(place) = self.place(name) else {
-            return Err(self.error(name, format!("is missing, {shape:?} wanted")));
+            return Err(self.error(name, format!("is missing, expected {shape:?}")));
         };
         if place.tensor.contains('*') {
             return self.per_expert(&place, shape);
@@ -153,7 +174,7 @@ impl<'a> Names<'a> {
         Ok(Found { dtype: info.dtype, source, is_repacked: self.is_repacked(info) })
     }
 
-    /// A stack of experts that have a tensor each, all of one type.
+    /// Returns a stack of experts that have a tensor each, all of one type.
     fn per_expert(&self, place: &Place, shape: &[usize]) -> Result<Found, Error> {
         let &[n_expert, n, k] = shape else {
             return Err(self.error(&place.tensor, format!("is no stack of experts {shape:?}")));
@@ -180,29 +201,30 @@ impl<'a> Names<'a> {
         self.checkpoint.files()[info.file].is_repacked()
     }
 
-    /// A tensor of this shape.
+    /// Returns a tensor of this shape.
     fn whole(&self, tensor: &str, shape: &[usize]) -> Result<&'a TensorInfo, Error> {
         match self.checkpoint.find(tensor)? {
-            None => Err(self.error(tensor, format!("is missing, {shape:?} wanted"))),
+            None => Err(self.error(tensor, format!("is missing, expected {shape:?}"))),
             Some(info) if !squeeze(&info.shape).eq(squeeze(shape)) => {
-                Err(self.error(tensor, format!("has shape {:?}, {shape:?} wanted", info.shape)))
+                Err(self.error(tensor, format!("has shape {:?}, expected {shape:?}", info.shape)))
             }
             Some(info) => Ok(info),
         }
     }
 
-    /// The first place in the checkpoint that a name may mean.
+    /// Returns the first place in the checkpoint that a name may mean.
     fn place(&self, name: &str) -> Option<Place> {
         let is_there = |place: &Place| self.checkpoint.has(&place.tensor.replace('*', "0"));
-        // A tensor of an unsupported type is found too: reading it is the error.
-        if self.checkpoint.has(name) {
-            return Some(Place { tensor: name.into(), piece: (0, 1) });
-        }
         let (layer, rest) = match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
             Some((layer, rest)) => (Some(layer), rest),
             None => (None, name),
         };
+        let further = layer.and_then(|layer| layer.parse::<usize>().ok()?.checked_sub(self.further));
         let (stem, suffix) = rest.rsplit_once('.').unwrap_or((rest, ""));
+        // A tensor of an unsupported type is found too: reading it is the error.
+        if self.checkpoint.has(name) && !self.is_fused(stem) {
+            return Some(Place { tensor: name.into(), piece: (0, 1) });
+        }
         for &(of, aliases) in self.own.iter().chain(COMMON) {
             let suffixes: &[&str] = match () {
                 () if of == rest => &[""],
@@ -212,7 +234,7 @@ impl<'a> Names<'a> {
                 () => continue,
             };
             for (alias, suffix) in aliases.iter().flat_map(|&alias| suffixes.iter().map(move |&s| (alias, s))) {
-                if let Some(place) = Place::all(alias, layer, suffix).find(is_there) {
+                if let Some(place) = Place::all(alias, layer, further, suffix).find(is_there) {
                     return Some(place);
                 }
             }
@@ -220,22 +242,29 @@ impl<'a> Names<'a> {
         None
     }
 
-    /// Whether no text model of any architecture has a use for this tensor.
+    /// Returns whether the tensor of this name holds others too, as the architecture's own aliases say.
+    fn is_fused(&self, stem: &str) -> bool {
+        let own = self.own.iter().filter(|(of, _)| *of == stem).flat_map(|(_, aliases)| *aliases);
+        own.filter_map(|alias| alias.strip_prefix('=')?.split_once('[')).any(|(module, _)| module == stem)
+    }
+
+    /// Returns whether the tensor is of no use to a text model of any architecture that does not draft.
     pub fn is_other_modality(name: &str) -> bool {
         name.starts_with("mtp.")
             || name.contains(".mtp.")
+            || name.contains(".mtp_")
             || name.ends_with("rotary_emb.inv_freq")
             || OTHER_MODALITIES.iter().any(|part| name.contains(part))
     }
 
-    /// The layer that a tensor of any kind of file belongs to.
+    /// Returns the layer that a tensor of any kind of file belongs to.
     pub fn layer(name: &str) -> Option<usize> {
         let mut parts = name.split('.');
         parts.find(|&part| part == "blk" || part == "layers")?;
         parts.next()?.parse().ok()
     }
 
-    /// An error about a tensor of this checkpoint.
+    /// Returns an error about a tensor of this checkpoint.
     pub fn error(&self, tensor: &str, what: String) -> Error {
         Error::Tensor { file: self.checkpoint.name().into(), tensor: printable(tensor), what }
     }
@@ -243,7 +272,13 @@ impl<'a> Names<'a> {
 
 impl Place {
     /// The names that an alias has in files of all kinds.
-    fn all<'s>(alias: &'s str, layer: Option<&'s str>, suffix: &'s str) -> impl Iterator<Item = Place> + 's {
+    /// `further` is the number of the layer among those that draft, if it is one.
+    fn all<'s>(
+        alias: &'s str,
+        layer: Option<&'s str>,
+        further: Option<usize>,
+        suffix: &'s str,
+    ) -> impl Iterator<Item = Place> + 's {
         let (module, piece) = match alias.strip_suffix(']').and_then(|a| a.split_once('[')) {
             Some((module, "0/2")) => (module, (0, 2)),
             Some((module, _)) => (module, (1, 2)),
@@ -254,13 +289,20 @@ impl Place {
             Some(layer) => format!("blk.{layer}.{module}{end}"),
             None => format!("{module}{end}"),
         });
-        let layer = layer.map(|layer| format!("layers.{layer}.")).unwrap_or_default();
-        let is_gguf = gguf.is_some();
-        let folder = ROOTS.iter().filter(move |_| !is_gguf).map(move |root| format!("{root}{layer}{module}{end}"));
+        let apart = module.strip_prefix('^');
+        let module = apart.unwrap_or(module);
+        let layers = |n: String| format!("layers.{n}.");
+        let own = further.map(|n| if apart.is_some() { String::new() } else { layers(n.to_string()) });
+        let layer = layer.map(|layer| layers(layer.into())).unwrap_or_default();
+        let roots: &[&str] = if gguf.is_some() || apart.is_some() { &[] } else { ROOTS };
+        let further_roots: &[&str] = if gguf.is_some() || own.is_none() { &[] } else { FURTHER_ROOTS };
+        let folder = roots.iter().map(move |root| (root, layer.clone()));
+        let folder = folder.chain(further_roots.iter().map(move |root| (root, own.clone().unwrap_or_default())));
+        let folder = folder.map(move |(root, layer)| format!("{root}{layer}{module}{end}"));
         gguf.into_iter().chain(folder).map(move |tensor| Place { tensor, piece })
     }
 
-    /// The shape of the tensor that holds a matrix or stack of this shape as one of its pieces.
+    /// Returns the shape of the tensor that holds a matrix or stack of this shape as one of its pieces.
     fn fused(&self, shape: &[usize]) -> Vec<usize> {
         let mut shape = shape.to_vec();
         if let [.., rows, _] = shape.as_mut_slice() {

@@ -14,7 +14,7 @@ pub mod validate;
 
 use quant::WeightType;
 
-pub use op::{Access, ExpertBiases, LinearPart, Norm, Op};
+pub use op::{Access, ExpertBiases, LinearPart, Norm, Op, Product};
 pub use validate::ValidPlan;
 
 /// Index into [`Plan::bufs`].
@@ -70,7 +70,7 @@ impl Rows {
         }
     }
 
-    /// The same for the returned rows only.
+    /// Returns the same for the returned rows only.
     pub fn of_outputs(self) -> Rows {
         match self {
             Rows::Tokens | Rows::Outputs => Rows::Outputs,
@@ -101,7 +101,7 @@ impl Elem {
         }
     }
 
-    /// Whether the elements are numbers, not ids.
+    /// Returns whether the elements are numbers, not ids.
     pub fn is_float(self) -> bool {
         self != Elem::U32
     }
@@ -228,15 +228,47 @@ pub enum RopePairing {
 
 /// A rotary embedding: the angle of pair `i` at position `p` is `p · inv_freq[i]`.
 ///
-/// All scaling variants (linear, Llama 3, YaRN) end in the table and the factor, so that a backend knows one form.
+/// All scaling variants (linear, Llama 3, YaRN) end in the table and the factor, so that a backend knows one form. With
+/// frequencies of 0 it turns nothing and only applies its factor and growth.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeDecl {
     /// Inverse frequencies, `[rotary / 2]`.
     pub inv_freq: Vec<f64>,
     /// Factor on cosine and sine (YaRN's attention factor; 1 otherwise).
     pub factor: f32,
+    /// Another factor on them, which depends on the position.
+    pub growth: Option<Growth>,
     /// Pairing.
     pub pairing: RopePairing,
+}
+
+/// Rotary embeddings that replace a plan's own in longer contexts (LongRoPE). A sequence cannot change them on its way,
+/// since the keys in its cache are rotated: the context that a program is compiled for decides.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongRopes {
+    /// The longest context of the plan's own.
+    pub n_ctx: usize,
+    /// One for each of the plan's, of the same form.
+    pub ropes: Vec<RopeDecl>,
+}
+
+/// A scale of queries that grows with the position (Llama 4, Mistral): `1 + beta · ln(1 + ⌊(p + offset) / step⌋)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Growth {
+    /// Factor on the logarithm.
+    pub beta: f32,
+    /// Positions of one scale.
+    pub step: u32,
+    /// Added to the position.
+    pub offset: u32,
+}
+
+impl Growth {
+    /// Returns the scale of a position.
+    pub fn at(self, pos: u32) -> f64 {
+        let steps = (u64::from(pos) + u64::from(self.offset)) / u64::from(self.step.max(1));
+        1.0 + f64::from(self.beta) * libm::log(1.0 + steps as f64)
+    }
 }
 
 /// Heads of a delta rule.
@@ -257,14 +289,14 @@ pub struct DeltaHeads {
 /// Which heads of v share a head of k.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// Neighbours: `h` has `h / (n_v_head / n_k_head)`. The original order.
+    /// Neighbors: `h` has `h / (n_v_head / n_k_head)`. The original order.
     Grouped,
     /// Every `n_k_head`-th: `h` has `h % n_k_head`. The order of GGUF files of Qwen3.5, whose v heads are permuted.
     Tiled,
 }
 
 impl DeltaHeads {
-    /// The head of k for a head of v.
+    /// Returns the head of k for a head of v.
     pub fn k_head(&self, v_head: usize) -> usize {
         match self.sharing {
             Sharing::Grouped => v_head / (self.n_v_head / self.n_k_head),
@@ -280,6 +312,8 @@ pub enum Gate {
     Silu,
     /// `gelu_tanh(g) · u`.
     GeluTanh,
+    /// `max(g, 0) · u`; the square of a rectified number where both are one buffer (Arcee).
+    Relu,
     /// `g' · σ(alpha · g') · (u' + 1)` with `g' = min(g, limit)` and `u' = clamp(u, -limit, limit)` (gpt-oss).
     ClampedSwiglu {
         /// Factor inside the sigmoid.
@@ -287,6 +321,22 @@ pub enum Gate {
         /// Limit of gate and up.
         limit: f32,
     },
+    /// `min(silu(g), limit) · clamp(u, -limit, limit)` (Step-3.7).
+    ClampedSilu {
+        /// Limit of the activated gate and of up.
+        limit: f32,
+    },
+}
+
+/// The factor that a number of a gate becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateFactor {
+    /// `σ(g)`.
+    Sigmoid,
+    /// `ln(1 + e^g)` (Laguna).
+    Softplus,
+    /// `g` (Llama 4: weights of experts on their input).
+    Plain,
 }
 
 /// How a router turns logits into experts and their weights, as independent choices.
@@ -369,6 +419,8 @@ pub struct Plan {
     pub states: Vec<StateDecl>,
     /// Rotary embeddings.
     pub ropes: Vec<RopeDecl>,
+    /// Those of longer contexts, where the model has such.
+    pub long_ropes: Option<LongRopes>,
     /// Operations in order.
     pub ops: Vec<Op>,
     /// Layer of each op, as long as `ops`; `None` before the first layer and after the last. For messages, faults and
@@ -376,10 +428,31 @@ pub struct Plan {
     pub layers: Vec<Option<u32>>,
     /// The logits, `[R, n_vocab]`.
     pub logits: Buf,
+    /// The head that drafts further tokens, where it was asked for and the model has one.
+    pub draft: Option<DraftHead>,
+}
+
+/// A layer after the model's last that predicts one token further (multi-token prediction), with separate ops over the
+/// weights, buffers, caches and rotary embeddings of the plan. A step runs either the model or its draft head.
+///
+/// A row of the head has the model's hidden state of a position and the token after it; its logits are those of the
+/// token after that. It is at the position of its hidden state, in the plan's page table: rotations are relative.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DraftHead {
+    /// The model's hidden states after its last norm, `[T, d_model]`.
+    pub source: Buf,
+    /// The hidden states that a step of the head is given, `[T, d_model]`: the model's, or the head's own.
+    pub input: Buf,
+    /// Its operations in order. They keep no recurrent state.
+    pub ops: Vec<Op>,
+    /// As [`Plan::layers`].
+    pub layers: Vec<Option<u32>>,
+    /// Its logits, `[R, n_vocab]`.
+    pub logits: Buf,
 }
 
 impl Plan {
-    /// A plan of nothing: its logits are no buffer yet.
+    /// Returns a plan of nothing: its logits are no buffer yet.
     pub fn new(arch: &str, n_vocab: usize, d_model: usize, n_ctx_train: usize) -> Plan {
         Plan {
             arch: arch.into(),
@@ -391,10 +464,17 @@ impl Plan {
             caches: Vec::new(),
             states: Vec::new(),
             ropes: Vec::new(),
+            long_ropes: None,
             ops: Vec::new(),
             layers: Vec::new(),
             logits: Buf(u32::MAX),
+            draft: None,
         }
+    }
+
+    /// The ops of the model, then those of its draft head.
+    pub fn all_ops(&self) -> impl DoubleEndedIterator<Item = &Op> + Clone {
+        self.ops.iter().chain(self.draft.iter().flat_map(|draft| &draft.ops))
     }
 
     /// Declaration of a buffer of this plan.
@@ -402,23 +482,40 @@ impl Plan {
         &self.bufs[buf.0 as usize]
     }
 
-    /// Whether it has routed experts.
+    /// Returns whether it has routed experts.
     pub fn has_experts(&self) -> bool {
         self.ops.iter().any(|op| matches!(op, Op::Experts { .. }))
     }
 
     /// Input of the logits, `[R, d]`: the rows behind the last norm. `None` where no plain matrix makes the logits.
     pub fn hidden(&self) -> Option<Buf> {
+        self.input_of(self.logits)
+    }
+
+    /// The same of the draft head: what its next step is given.
+    pub fn draft_hidden(&self) -> Option<Buf> {
+        self.input_of(self.draft.as_ref()?.logits)
+    }
+
+    fn input_of(&self, logits: Buf) -> Option<Buf> {
         let head = |op: &Op| match op {
-            Op::Linear { x, parts } if parts.iter().any(|part| part.out == self.logits) => Some(*x),
+            Op::Linear { x, parts } if parts.iter().any(|part| part.out == logits) => Some(*x),
             _ => None,
         };
-        self.ops.iter().find_map(head).filter(|&x| self.buf(x).rows == Rows::Outputs)
+        self.all_ops().find_map(head).filter(|&x| self.buf(x).rows == Rows::Outputs)
     }
 
     /// Declaration of a weight of this plan.
     pub fn weight(&self, weight: Weight) -> &WeightDecl {
         &self.weights[weight.0 as usize]
+    }
+
+    /// Rotary embeddings of a program for sequences of up to `max_positions`.
+    pub fn ropes_for(&self, max_positions: usize) -> &[RopeDecl] {
+        match &self.long_ropes {
+            Some(long) if max_positions > long.n_ctx => &long.ropes,
+            _ => &self.ropes,
+        }
     }
 
     /// Declaration of a cache of this plan.

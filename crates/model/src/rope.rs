@@ -6,7 +6,7 @@
 
 use std::f64::consts::PI;
 
-use crate::plan::{RopeDecl, RopePairing};
+use crate::plan::{Growth, RopeDecl, RopePairing};
 
 /// How a model's context was extended beyond its first training.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,7 +66,7 @@ pub struct Yarn {
     pub attention_factor: Option<f64>,
 }
 
-/// The table for `rotary` dims over `base`; `divisors` (`[rotary / 2]`, Llama 3) divide the frequencies.
+/// Returns the table for `rotary` dims over `base`; `divisors` (`[rotary / 2]`, Llama 3) divide the frequencies.
 pub fn table(rotary: usize, base: f64, divisors: Option<&[f32]>, scaling: Scaling, pairing: RopePairing) -> RopeDecl {
     let plain = (0..rotary / 2).map(|i| {
         let divisor = divisors.map_or(1.0, |d| f64::from(d[i]));
@@ -88,7 +88,20 @@ pub fn table(rotary: usize, base: f64, divisors: Option<&[f32]>, scaling: Scalin
             (plain.map(stretch).collect(), 1.0)
         }
     };
-    RopeDecl { inv_freq, factor: factor as f32, pairing }
+    RopeDecl { inv_freq, factor: factor as f32, growth: None, pairing }
+}
+
+/// Returns a rotary embedding that turns nothing and scales heads of `d_head` numbers by the position; `None` where
+/// these are not pairs.
+pub fn growing(growth: Growth, d_head: usize) -> Option<RopeDecl> {
+    let inv_freq = vec![0.0; d_head / 2];
+    let is_whole = d_head > 0 && d_head.is_multiple_of(2);
+    is_whole.then_some(RopeDecl { inv_freq, factor: 1.0, growth: Some(growth), pairing: RopePairing::Half })
+}
+
+/// Returns LongRoPE's factor on cosine and sine for a context that was stretched from `n_ctx_orig`.
+pub fn long_rope_factor(stretch: f64, n_ctx_orig: usize) -> f64 {
+    if stretch <= 1.0 { 1.0 } else { (1.0 + libm::log(stretch) / libm::log(n_ctx_orig as f64)).sqrt() }
 }
 
 impl Yarn {

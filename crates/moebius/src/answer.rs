@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use backend::StreamStats;
-use engine::scheduler::{Engine, Error, EventKind, Events, FinishReason, Request, Usage};
+use engine::scheduler::{Engine, Error, EventKind, Events, FinishReason, Request, Stats, Usage};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::machine;
@@ -33,12 +33,12 @@ impl Interrupt {
         Ok(Interrupt(flag))
     }
 
-    /// Whether Ctrl-C came since the last [`Interrupt::clear`].
+    /// Returns whether Ctrl-C came since the last [`Interrupt::clear`].
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// What Ctrl-C sets.
+    /// Returns what Ctrl-C sets.
     pub fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.0)
     }
@@ -57,13 +57,15 @@ impl std::error::Error for Interrupted {}
 
 impl std::fmt::Display for Interrupted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("finish the answer: interrupted")
+        f.write_str("failed to finish the answer: interrupted")
     }
 }
 
 /// How an answer ended.
 #[derive(Clone, Debug)]
 pub struct Answer {
+    /// Its tokens, the one that ends it included.
+    pub tokens: Vec<u32>,
     /// Why it ended.
     pub reason: FinishReason,
     /// What it took.
@@ -80,12 +82,13 @@ pub fn generate(
     interrupt.clear();
     let n_prompt = request.tokens.len();
     let id = engine.submit(request).map_err(|error| match error {
-        Error::PromptTooLong { needed, .. } => anyhow!("{error} (--ctx {needed} and more has room for an answer)"),
+        Error::PromptTooLong { needed, .. } => anyhow!("{error} (--ctx {needed} or more leaves room for an answer)"),
         error => error.into(),
     })?;
     let (begin, before) = (Instant::now(), engine.stats().tokens);
     let (mut bar, mut is_answering): (Option<ProgressBar>, bool) = (None, false);
     let mut events = Events::new();
+    let mut tokens = Vec::new();
     loop {
         if interrupt.is_set() {
             engine.cancel(id);
@@ -101,13 +104,14 @@ pub fn generate(
         };
         for event in events.iter().filter(|event| event.id == id) {
             match event.kind {
-                EventKind::Token { text, .. } => {
+                EventKind::Token { token, text, .. } => {
+                    tokens.push(token);
                     bar.take().iter().for_each(ProgressBar::finish_and_clear);
                     is_answering = true;
                     on_text(text)?
                 }
                 EventKind::Embedding(_) | EventKind::Prompt { .. } => {}
-                EventKind::Done { reason, usage } => return Ok(Answer { reason, usage }),
+                EventKind::Done { reason, usage } => return Ok(Answer { tokens, reason, usage }),
                 EventKind::Failed(error) => return Err(error.clone().into()),
             }
         }
@@ -116,7 +120,7 @@ pub fn generate(
             bar.set_position((engine.stats().tokens - before).min(n_prompt as u64));
         }
         if !more && events.is_empty() {
-            return Err(anyhow!("finish the answer: the engine has no work left and reported no end"));
+            return Err(anyhow!("failed to finish the answer: the engine stopped without reporting its end"));
         }
     }
 }
@@ -130,7 +134,8 @@ fn prompt_bar(n_prompt: usize) -> ProgressBar {
     bar
 }
 
-/// The line on stderr after an answer: `prompt 12 tok (8 cached) 340 tok/s · 57 tok 122 tok/s · first text 12 ms`.
+/// Returns the line on stderr after an answer: `prompt: 12 tokens (8 cached) at 340 tok/s · answer: 57 tokens at 122
+/// tok/s · first token 12 ms`.
 pub fn summary(usage: &Usage, reason: FinishReason) -> String {
     let computed = usage.prompt_tokens - usage.cached_tokens;
     let cached = match usage.cached_tokens {
@@ -140,13 +145,13 @@ pub fn summary(usage: &Usage, reason: FinishReason) -> String {
     let why = match reason {
         FinishReason::Stop | FinishReason::StopString(_) => "",
         FinishReason::Length => " · stopped at the token limit (-n)",
-        FinishReason::ContextFull => " · the context is full (--ctx)",
+        FinishReason::ContextFull => " · context full (--ctx)",
         FinishReason::Cancelled => " · stopped",
     };
     // The first token comes out of the prompt's last step: the decode time covers the others.
     let decoded = usage.generated.saturating_sub(1);
     format!(
-        "prompt {} tok{cached} {} · answer {} tok {} · first token {:.0} ms{why}",
+        "prompt: {} tokens{cached}{} · answer: {} tokens{} · first token {:.0} ms{why}",
         usage.prompt_tokens,
         rate(computed, usage.timings.prompt),
         usage.generated,
@@ -155,12 +160,12 @@ pub fn summary(usage: &Usage, reason: FinishReason) -> String {
     )
 }
 
-/// The line behind it where experts are streamed: `experts: 71.3% in memory, 8.2% on their way · 512 MB read, 1.2 MB a
-/// token · 3.4 s waited`.
+/// Returns the line after it if experts are streamed: `experts: 71.3% in memory, 8.2% in flight · 512 MB read, 1.2 MB
+/// per token · 3.4 s waited`.
 pub fn streamed_summary(stats: &StreamStats, tokens: u64) -> String {
     let share = |n: u64| n as f64 / stats.wanted.max(1) as f64 * 100.0;
     format!(
-        "experts: {:.1}% in memory, {:.1}% on their way · {} read, {} a token · {:.1} s waited",
+        "experts: {:.1}% in memory, {:.1}% in flight · {} read, {} per token · {:.1} s waited",
         share(stats.hits),
         share(stats.coming),
         machine::bytes(stats.bytes),
@@ -169,7 +174,13 @@ pub fn streamed_summary(stats: &StreamStats, tokens: u64) -> String {
     )
 }
 
+/// Returns the line after it if tokens were drafted: `drafts: 61.8% of 204 accepted`.
+pub fn drafts_summary(stats: &Stats) -> Option<String> {
+    let share = stats.accepted as f64 / stats.drafted.max(1) as f64 * 100.0;
+    (stats.drafted > 0).then(|| format!("drafts: {share:.1}% of {} accepted", stats.drafted))
+}
+
 fn rate(tokens: usize, time: Duration) -> String {
     let seconds = time.as_secs_f64();
-    if tokens == 0 || seconds == 0.0 { "-".into() } else { format!("{:.1} tok/s", tokens as f64 / seconds) }
+    if tokens == 0 || seconds == 0.0 { String::new() } else { format!(" at {:.1} tok/s", tokens as f64 / seconds) }
 }

@@ -34,7 +34,7 @@ impl Windows {
         self.tokens.len()
     }
 
-    /// The first position of a window that is scored: those of its second half are.
+    /// Returns the first position of a window that is scored: those of its second half are.
     pub fn first_scored(&self) -> usize {
         self.n_ctx / 2
     }

@@ -14,6 +14,7 @@
 //! temperature = 0.7
 //! ```
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -22,10 +23,14 @@ use clap::{Arg, ArgAction, Command};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::machine;
+use crate::{input, machine};
 
 /// Longest file.
 const MAX_BYTES: u64 = 1 << 20;
+/// Maximum number of presets: where there are several models, each is a command of its flags.
+const MAX_PRESETS: usize = 500;
+/// How variables of flags begin.
+const PREFIX: &str = "MOEBIUS_";
 /// The table of presets, and the key in it that is no flag.
 const PRESET: &str = "preset";
 const PATH: &str = "path";
@@ -57,6 +62,20 @@ pub struct Settled {
     pub args: Vec<OsString>,
     /// Where the command takes several models, those that have presets.
     pub presets: Vec<Preset>,
+    /// The file, where there is one, and what it sets: flags with the lines they are on, the narrowest scope first.
+    pub file: Option<PathBuf>,
+    pub set: Vec<(String, usize)>,
+    /// Everything that it has for single models.
+    pub of_models: Vec<OfModel>,
+}
+
+/// A line of the file for one model.
+#[derive(Clone, Debug)]
+pub struct OfModel {
+    pub preset: String,
+    pub flag: String,
+    pub values: Vec<String>,
+    pub line: usize,
 }
 
 /// What the file has for one model.
@@ -71,7 +90,7 @@ pub struct Preset {
 }
 
 impl Preset {
-    /// Whether it is for the model at `path`.
+    /// Returns whether it is for the model at `path`.
     pub fn is_for(&self, path: &Path) -> bool {
         match &self.path {
             Some(mine) => mine == path,
@@ -79,7 +98,7 @@ impl Preset {
         }
     }
 
-    /// What the arguments mean for this model.
+    /// Returns what the arguments mean for this model.
     ///
     /// # Errors
     /// Flags that contradict each other.
@@ -88,7 +107,8 @@ impl Preset {
     }
 }
 
-/// The command with what the environment and the file set, and the arguments with presets' names replaced by paths.
+/// Returns the command with what the environment and the file set, and the arguments with presets' names replaced by
+/// paths.
 ///
 /// # Errors
 /// A sentence about the file: what cannot be read, or which line of it no command understands.
@@ -109,11 +129,14 @@ pub fn settle(command: Command, mut args: Vec<OsString>) -> Result<Settled, Stri
     let entries = read(&path, &command)?;
     let of = |scope: &Scope| entries.iter().filter(move |entry| entry.scope == *scope).cloned().collect::<Vec<_>>();
     let sections = [Scope::Command(name.to_string()), Scope::All].iter().flat_map(of).collect::<Vec<_>>();
-    let models: Vec<String> = match given.try_get_many::<PathBuf>("model") {
-        Ok(Some(models)) => models.map(|model| model.to_string_lossy().into_owned()).collect(),
-        _ => sections.iter().find(|entry| entry.flag == "model").map(|entry| entry.values.clone()).unwrap_or_default(),
+    let typed = ["model", "named"].iter().find_map(|id| given.try_get_many::<PathBuf>(id).ok().flatten());
+    let models: Vec<String> = match typed {
+        Some(models) => models.map(|model| model.to_string_lossy().into_owned()).collect(),
+        None => {
+            sections.iter().find(|entry| entry.flag == "model").map(|entry| entry.values.clone()).unwrap_or_default()
+        }
     };
-    let path_of = |scope: &Scope| Some(of(scope).into_iter().find(|entry| entry.flag == PATH)?.values.swap_remove(0));
+    let path_of = |scope: &Scope| of(scope).into_iter().find(|entry| entry.flag == PATH)?.values.pop();
     let is_several = models.len() != 1 || given.try_get_one::<PathBuf>("models").is_ok_and(|folder| folder.is_some());
     let mut of_one = Vec::new();
     for model in &models {
@@ -151,7 +174,18 @@ pub fn settle(command: Command, mut args: Vec<OsString>) -> Result<Settled, Stri
             presets.push(Preset { name: preset.clone(), path, command: with(of(scope)) });
         }
     }
-    Ok(Settled { command: with(of_one), args, presets })
+    let set = of_one.iter().chain(&sections).map(|entry| (entry.flag.clone(), entry.line)).collect();
+    let of_models = entries.iter().filter_map(|entry| match &entry.scope {
+        Scope::Preset(preset) => Some(OfModel {
+            preset: preset.clone(),
+            flag: entry.flag.clone(),
+            values: entry.values.clone(),
+            line: entry.line,
+        }),
+        Scope::All | Scope::Command(_) => None,
+    });
+    let of_models = of_models.collect();
+    Ok(Settled { command: with(of_one), args, presets, file: Some(path), set, of_models })
 }
 
 /// `$XDG_CONFIG_HOME/moebius/config.toml`, or the same under `~/.config`.
@@ -159,11 +193,68 @@ fn usual_path() -> Option<PathBuf> {
     Some(machine::Folder::Config.path()?.join("config.toml"))
 }
 
-/// Gives every flag a variable of its name.
+/// Returns the variable of a flag.
+pub fn variable(long: &str) -> String {
+    format!("{PREFIX}{}", long.replace('-', "_").to_uppercase())
+}
+
+/// Returns variables that look like settings and are none, each with the nearest that is one, if any is near.
+pub fn unknown_variables(command: &Command) -> Vec<(String, Option<String>)> {
+    // Of builds and tests of the program itself.
+    const OTHERS: [&str; 14] = [
+        "NO_SKIP",
+        "CI_BUDGET",
+        "CI_FULL",
+        "WIDE",
+        "TYPES",
+        "PART",
+        "SHARE_OF_TYPES",
+        "WITNESS",
+        "ISAS",
+        "SCHEDULES",
+        "ALL_KERNELS",
+        "METAL_SOURCES",
+        "BUILD",
+        "TEST",
+    ];
+    let command = with_environment(command.clone());
+    let args = command.get_subcommands().chain([&command]).flat_map(Command::get_arguments);
+    let known: HashSet<String> = args.filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned())).collect();
+    let is_other = |rest: &str| {
+        OTHERS.iter().any(|other| rest.strip_prefix(other).is_some_and(|r| r.is_empty() || r.starts_with('_')))
+    };
+    let set = std::env::vars_os().filter_map(|(name, value)| name.into_string().ok().filter(|_| !value.is_empty()));
+    let mut unknown: Vec<_> = set
+        .filter(|name| name.strip_prefix(PREFIX).is_some_and(|rest| !is_other(rest)) && !known.contains(name))
+        .map(|name| {
+            let near = known.iter().map(|known| (distance(&name, known), known)).filter(|(n, _)| *n <= 2);
+            let near = near.min().map(|(_, known)| known.clone());
+            (name, near)
+        })
+        .collect();
+    unknown.sort();
+    unknown
+}
+
+/// Returns the number of letters to change, add or leave out to make one word of another.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.bytes().enumerate() {
+            let change = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// Gives every flag that has no variable one of its name.
 fn with_environment(command: Command) -> Command {
     let with = |arg: Arg| {
-        let Some(long) = arg.get_long() else { return arg };
-        let name = format!("MOEBIUS_{}", long.replace('-', "_").to_uppercase());
+        let Some(long) = arg.get_long().filter(|_| arg.get_env().is_none()) else { return arg };
+        let name = variable(long);
         // A variable without a value sets nothing.
         let arg = if is_empty(&name) { arg } else { arg.env(name).hide_env(true) };
         match arg.get_action() {
@@ -176,12 +267,12 @@ fn with_environment(command: Command) -> Command {
     names.into_iter().fold(command, |command, name| command.mut_subcommand(name, |sub| sub.mut_args(with)))
 }
 
-/// Whether a variable is there and holds nothing.
+/// Returns whether a variable is there and holds nothing.
 fn is_empty(name: &str) -> bool {
     std::env::var_os(name).is_some_and(|value| value.is_empty())
 }
 
-/// The argument of a flag.
+/// Returns the argument of a flag.
 fn find<'a>(command: &'a Command, flag: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| {
         let names = arg.get_long_and_visible_aliases().unwrap_or_default();
@@ -189,7 +280,7 @@ fn find<'a>(command: &'a Command, flag: &str) -> Option<&'a Arg> {
     })
 }
 
-/// Whether a preset is for a model: its name, or that of the file.
+/// Returns whether a preset is for a model: its name, or that of the file.
 fn is_called(model: &str, preset: &str) -> bool {
     let path = Path::new(model);
     let parts =
@@ -202,7 +293,9 @@ fn replace_model(args: &mut Vec<OsString>, name: &str, path: &str, is_only: bool
     for i in 1..args.len() {
         let whole = args[i].to_string_lossy().into_owned();
         let forms = [(name.to_string(), path.to_string()), (format!("--model={name}"), format!("--model={path}"))];
-        let is_value = whole != name || ["-m", "--model"].iter().any(|flag| args[i - 1] == *flag);
+        // By itself it is a model where the command has no other words.
+        let is_word = i >= 2 && !args[i - 1].to_string_lossy().starts_with('-') && args[1] != *"run";
+        let is_value = whole != name || is_word || ["-m", "--model"].iter().any(|flag| args[i - 1] == *flag);
         if let Some((_, new)) = forms.into_iter().find(|(old, _)| *old == whole && is_value) {
             args[i] = new.into();
             return;
@@ -217,14 +310,9 @@ fn replace_model(args: &mut Vec<OsString>, name: &str, path: &str, is_only: bool
 /// Reads a file and checks each line of it against the flags.
 fn read(path: &Path, command: &Command) -> Result<Vec<Entry>, String> {
     let shown = path.display();
-    let size = path.metadata().map(|meta| meta.len());
-    let text = match size {
-        Ok(bytes) if bytes > MAX_BYTES => {
-            return Err(format!("{shown} has {bytes} bytes, at most {MAX_BYTES} are read"));
-        }
-        _ => std::fs::read_to_string(path).map_err(|error| format!("failed to read {shown}: {error}"))?,
-    };
-    let line_of = |at: usize| text[..at.min(text.len())].matches('\n').count() + 1;
+    let text = input::short(path, MAX_BYTES).map_err(|error| format!("failed to read {shown}: {error}"))?;
+    let ends: Vec<usize> = text.match_indices('\n').map(|(at, _)| at).collect();
+    let line_of = |at: usize| ends.partition_point(|&end| end < at) + 1;
     let at = |line: usize, why: String| format!("{shown}:{line}: {why}");
     let table = DeTable::parse(&text).map_err(|error| {
         let line = error.span().map_or(1, |span| line_of(span.start));
@@ -240,6 +328,9 @@ fn read(path: &Path, command: &Command) -> Result<Vec<Entry>, String> {
     for (key, value) in table.get_ref() {
         let (name, line) = (key.get_ref().as_ref(), line_of(key.span().start));
         match value.get_ref() {
+            DeValue::Table(presets) if name == PRESET && presets.len() > MAX_PRESETS => {
+                return Err(at(line, format!("it has {} presets, at most {MAX_PRESETS} are allowed", presets.len())));
+            }
             DeValue::Table(presets) if name == PRESET => {
                 for (preset, flags) in presets {
                     let line = line_of(preset.span().start);
@@ -270,7 +361,7 @@ fn read(path: &Path, command: &Command) -> Result<Vec<Entry>, String> {
     Ok(entries)
 }
 
-/// A value as a command line has it, and whether it is true or false.
+/// Returns a value as a command line has it, and whether it is true or false.
 fn texts(value: &DeValue<'_>) -> Option<(Vec<String>, bool)> {
     Some(match value {
         DeValue::String(text) => (vec![text.to_string()], false),
@@ -289,7 +380,10 @@ fn texts(value: &DeValue<'_>) -> Option<(Vec<String>, bool)> {
 fn check(entry: &Entry, command: &Command) -> Result<(), String> {
     let Entry { scope, flag, values, is_switch, .. } = entry;
     if matches!(scope, Scope::Preset(_)) && flag == PATH {
-        return Ok(());
+        return match (values.as_slice(), is_switch) {
+            ([one], false) if !one.is_empty() => Ok(()),
+            _ => Err(format!("{flag} must be the name of one file or folder")),
+        };
     }
     let of_model = ["run", "chat", "serve", "bench"];
     let known = command.get_subcommands().filter(|sub| match scope {
@@ -323,11 +417,12 @@ fn check(entry: &Entry, command: &Command) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use clap::{CommandFactory, FromArgMatches};
+    use engine::sampler::ParamValue;
 
     use super::*;
     use crate::args::{self, Cli};
 
-    /// What a command line becomes beside a file.
+    /// Returns the meaning of a command line with a file.
     fn parsed(file: &str, line: &[&str]) -> Result<Cli, String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.toml");
@@ -341,6 +436,26 @@ mod tests {
     }
 
     #[test]
+    fn models_without_a_flag_have_presets_and_go_before_the_file() {
+        let file = format!("{FILE}\n[chat]\nmodel = \"/m/other.gguf\"\n");
+        let args::Command::Chat(chat) = parsed(&file, &["chat", "coder"]).unwrap().command else { panic!("chat") };
+        assert_eq!(chat.model.named, Some(PathBuf::from("~/coder.gguf")));
+        assert_eq!((chat.engine.ctx, top_k(&chat.sampling)), (Some(4096), Some(9)));
+        // A prompt is no model, whatever it says.
+        let args::Command::Run(run) = parsed(FILE, &["run", "coder"]).unwrap().command else { panic!("run") };
+        assert_eq!((run.text.as_deref(), run.engine.ctx), (Some("coder"), None));
+        let args::Command::Serve(serve) = parsed(FILE, &["serve", "coder"]).unwrap().command else { panic!("serve") };
+        assert_eq!((serve.models(), serve.engine.ctx), (&[PathBuf::from("~/coder.gguf")][..], Some(4096)));
+    }
+
+    #[test]
+    fn near_names_are_found() {
+        for (a, b, n) in [("", "", 0), ("a", "", 1), ("THREAD", "THREADS", 1), ("CTZ", "CTX", 1), ("ab", "ba", 2)] {
+            assert_eq!(distance(a, b), n, "{a} {b}");
+        }
+    }
+
+    #[test]
     fn each_of_several_models_has_its_own_preset() {
         let file = format!("{FILE}\n[preset.small]\nctx = 512\ntemperature = 0.1\n");
         let folder = tempfile::tempdir().unwrap();
@@ -349,7 +464,7 @@ mod tests {
         let line = ["moebius", "serve", "-m", "coder", "--model=/m/small.gguf", "-m", "other.gguf", "--top-k", "1"];
         let mut args: Vec<OsString> = line.iter().map(OsString::from).collect();
         args.extend(["--config".into(), path.into_os_string()]);
-        let Settled { command, args, presets } = settle(Cli::command(), args).unwrap();
+        let Settled { command, args, presets, .. } = settle(Cli::command(), args).unwrap();
         let serve = |matches: &clap::ArgMatches| match Cli::from_arg_matches(matches).unwrap().command {
             args::Command::Serve(serve) => serve,
             _ => panic!("serve"),
@@ -358,32 +473,44 @@ mod tests {
         let paths = ["~/coder.gguf", "/m/small.gguf", "other.gguf"].map(PathBuf::from);
         assert_eq!(common.model, paths);
         // No model's preset is another's, nor that of all.
-        assert_eq!((common.engine.ctx, common.sampling.temperature, common.port), (None, None, 9000));
+        assert_eq!((common.engine.ctx, param(&common.sampling, "temperature"), common.port), (None, None, 9000));
         let own = paths.map(|path| {
             let preset = presets.iter().find(|preset| preset.is_for(&path))?;
             let serve = serve(&preset.parse(&args).unwrap());
             // What is typed goes before it.
-            assert_eq!((serve.sampling.top_k, serve.engine.threads), (Some(1), Some(2)));
-            Some((preset.name.clone(), serve.engine.ctx, serve.sampling.temperature))
+            assert_eq!((param(&serve.sampling, "top_k"), serve.engine.threads), (Some(ParamValue::Count(1)), Some(2)));
+            Some((preset.name.clone(), serve.engine.ctx, param(&serve.sampling, "temperature")))
         });
+        let tenth = ParamValue::Number(0.1);
         let expected =
-            [Some(("coder".to_string(), Some(4096), None)), Some(("small".into(), Some(512), Some(0.1))), None];
+            [Some(("coder".to_string(), Some(4096), None)), Some(("small".into(), Some(512), Some(tenth))), None];
         assert_eq!(own, expected);
     }
 
     const FILE: &str = "threads = 3\ntop-k = 7\n\n[serve]\nport = 9000\ncors = [\"http://a.example\", \"*\"]\nthreads = 2\n\n\
                         [run]\nquiet = true\n\n[preset.coder]\npath = \"~/coder.gguf\"\nctx = 4096\ntop_k = 9\n";
 
+    fn param(sampling: &args::SamplingArgs, name: &str) -> Option<ParamValue> {
+        sampling.params.0.iter().find(|(param, _)| param.name == name).map(|(_, value)| *value)
+    }
+
+    fn top_k(sampling: &args::SamplingArgs) -> Option<i64> {
+        param(sampling, "top_k").map(|value| if let ParamValue::Count(k) = value { k } else { -1 })
+    }
+
     #[test]
     fn what_is_typed_goes_before_the_file_and_the_narrow_before_the_wide() {
         let args::Command::Run(run) = parsed(FILE, &["run", "hi"]).unwrap().command else { panic!() };
-        assert_eq!((run.engine.threads, run.sampling.top_k, run.quiet, run.engine.ctx), (Some(3), Some(7), true, None));
+        assert_eq!(
+            (run.engine.threads, top_k(&run.sampling), run.quiet, run.engine.ctx),
+            (Some(3), Some(7), true, None)
+        );
         let typed = ["run", "hi", "-m", "coder", "--top-k", "1"];
         let args::Command::Run(run) = parsed(FILE, &typed).unwrap().command else { panic!() };
         let model = run.model.model.unwrap();
-        assert_eq!((model.to_str(), run.engine.ctx, run.sampling.top_k), (Some("~/coder.gguf"), Some(4096), Some(1)));
+        assert_eq!((model.to_str(), run.engine.ctx, top_k(&run.sampling)), (Some("~/coder.gguf"), Some(4096), Some(1)));
         let args::Command::Chat(chat) = parsed(FILE, &["chat", "--model=Coder"]).unwrap().command else { panic!() };
-        assert_eq!((chat.engine.ctx, chat.sampling.top_k), (Some(4096), Some(9)));
+        assert_eq!((chat.engine.ctx, top_k(&chat.sampling)), (Some(4096), Some(9)));
         let args::Command::Serve(serve) = parsed(FILE, &["serve"]).unwrap().command else { panic!() };
         assert_eq!((serve.port, serve.engine.threads, serve.cors.len()), (9000, Some(2), 2));
         let args::Command::Serve(serve) = parsed(FILE, &["serve", "--port", "1", "--cors", "*"]).unwrap().command
@@ -404,11 +531,42 @@ mod tests {
             ("\nctx = -5\n", "config.toml:2: invalid value '-5'"),
             ("[run]\nquiet = 3\n", "config.toml:2: quiet must be true or false"),
             ("config = \"x\"\n", "config.toml:1: no command has a flag --config"),
+            ("[preset.a]\nctx = 9\npath = []\n", "config.toml:3: path must be the name of one file or folder"),
+            ("[preset.a]\npath = [\"a\", \"b\"]\n", "config.toml:2: path must be the name of one"),
+            ("[preset.a]\npath = \"\"\n", "config.toml:2: path must be the name of one"),
+            ("[preset.a]\npath = true\n", "config.toml:2: path must be the name of one"),
             ("a = \n", "config.toml:1: "),
             ("ctx = 1979-05-27\n", "config.toml:1: ctx has no value of a flag"),
         ] {
             let error = parsed(file, &["run", "hi"]).unwrap_err();
             assert!(error.starts_with(why), "{file}: {error}");
+        }
+    }
+
+    /// What is not a short text file is refused at once, and a file of many lines is read in time linear in it.
+    #[test]
+    fn settings_that_cost_too_much_are_refused() {
+        let work = |line: &[&str], file: &Path| {
+            let args = ["moebius"].iter().chain(line).chain(&["--config"]).map(OsString::from);
+            settle(Cli::command(), args.chain([file.as_os_str().to_owned()]).collect()).map(drop)
+        };
+        #[cfg(unix)]
+        assert!(
+            work(&["models"], Path::new("/dev/zero")).is_err_and(|why| why.contains("it has more than 1048576 bytes"))
+        );
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        for (n, why) in [(40_000, Some("it has 40000 presets, at most 500 are allowed")), (500, None)] {
+            let lines: String = (0..n).map(|n| format!("[preset.p{n}]\nctx=10\n")).collect();
+            std::fs::write(&path, lines).unwrap();
+            for line in [&["run", "hi"][..], &["serve", "--models", "."]] {
+                let (read, took) = sys::rank::Work::default().run(|| work(line, &path));
+                match why {
+                    Some(why) => assert!(read.is_err_and(|error| error.contains(why)), "{line:?}"),
+                    None => assert_eq!(read, Ok(()), "{line:?}"),
+                }
+                assert!(took < std::time::Duration::from_secs(3), "{line:?} of {n}: {took:?}");
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! The embedded model: what runs when no file is named.
+//! The embedded model, which runs if no other is given.
 
 use std::path::Path;
 
@@ -8,15 +8,14 @@ use anyhow::Context;
 pub const NAME: &str = "Fable 29M-A10M";
 
 /// What it can do and what it cannot, wherever users meet it.
-pub const ABOUT: &str = "a tiny model for a first try: simple stories, rhymes, small talk, everyday facts; \
-                         no assistant, and often wrong beyond that";
+pub const ABOUT: &str = "a toy for stories, rhymes, small talk; do not rely on it";
 
 /// The way to a real model.
-pub const NEXT: &str = "for a real model: -m FILE.gguf (README, \"Models\", says how to get one)";
+pub const NEXT: &str = "for a real model: moebius pull Qwen/Qwen3-4B-GGUF:Q4_K_M, then -m Qwen/Qwen3-4B-GGUF:Q4_K_M";
 
-/// What a command says when it runs the embedded model for want of `-m`.
+/// Returns the note of a command that runs the embedded model because no other was given.
 pub fn notice() -> String {
-    format!("no -m: the embedded {NAME}, {ABOUT}\n{NEXT}")
+    format!("no model given (-m), so the built-in {NAME} answers: {ABOUT}\n{NEXT}")
 }
 
 /// Aligned as a mapped file would be.
@@ -31,7 +30,7 @@ static FILE: Option<&Aligned<[u8]>> = None;
 /// Whether this program has it.
 pub const IS_HERE: bool = cfg!(embedded_model);
 
-/// The file's bytes, where they are part of this program.
+/// Returns the file's bytes, where they are part of this program.
 fn bytes() -> Option<&'static [u8]> {
     FILE.map(|file| &file.0)
 }
@@ -41,7 +40,7 @@ pub fn open(path: Option<&Path>) -> anyhow::Result<checkpoint::Checkpoint> {
     Ok(match path {
         Some(path) => checkpoint::open(&crate::find::resolve(path)?)?,
         None => {
-            let bytes = bytes().context("run without -m: this build has no embedded model; name one with -m")?;
+            let bytes = bytes().context("this build has no embedded model: name a model with -m")?;
             checkpoint::from_static(NAME, bytes)?
         }
     })

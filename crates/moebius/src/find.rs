@@ -1,16 +1,24 @@
 //! Models by name: what Hugging Face's, LM Studio's and Ollama's programs, or `moebius pull`, have fetched to this
 //! machine. Only looks; what fetches is `hub`, when the user says so.
 
+use std::collections::HashSet;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use serde_json::Value;
 
-/// Entries of folders that are looked at, over all caches: a bound for homes that are not as they should be.
+use crate::args::{ModelArgs, NamedArgs};
+use crate::hub::is_part;
+use crate::input;
+use crate::out::note;
+
+/// Entries of folders that are looked at in the caches of a program: a bound for homes that are not as they should be.
 const MAX_ENTRIES: usize = 20_000;
 /// Longest manifest of Ollama's that is read.
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
+/// Longest name of a revision of Hugging Face's that is read.
+const MAX_REVISION_BYTES: u64 = 1 << 10;
 
 /// A model on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +40,7 @@ pub struct Caches {
 }
 
 impl Caches {
-    /// Where they are on this machine.
+    /// Returns where they are on this machine.
     pub fn here() -> Caches {
         let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let home = std::env::home_dir().unwrap_or_default();
@@ -49,18 +57,18 @@ impl Caches {
         }
     }
 
-    /// All models in them, by name.
+    /// Returns all models in them, by name.
     pub fn list(&self) -> Vec<Found> {
-        let mut look = Look { left: MAX_ENTRIES, found: Vec::new() };
-        self.hugging_face.iter().for_each(|folder| look.hugging_face(folder));
-        self.lm_studio.iter().for_each(|folder| look.lm_studio(folder));
-        self.ollama.iter().for_each(|folder| look.ollama(folder));
+        let mut look = Look::default();
+        look.caches("Hugging Face", |look| self.hugging_face.iter().for_each(|folder| look.hugging_face(folder)));
+        look.caches("LM Studio", |look| self.lm_studio.iter().for_each(|folder| look.lm_studio(folder)));
+        look.caches("Ollama", |look| self.ollama.iter().for_each(|folder| look.ollama(folder)));
         look.found.sort_by(|a, b| (a.name.to_lowercase(), a.source).cmp(&(b.name.to_lowercase(), b.source)));
         look.found.dedup_by(|a, b| a.path == b.path);
         look.found
     }
 
-    /// The one model that a name means.
+    /// Returns the one model that a name means.
     ///
     /// # Errors
     /// Says what there is, where several models or none have the name.
@@ -79,23 +87,73 @@ impl Caches {
             (_, Some(one)) => Ok(one.path.clone()),
             (several, None) => {
                 let names: Vec<&str> = several.iter().map(|found| found.name.as_str()).take(20).collect();
-                bail!("find {name}: it is the name of several models: {}", names.join(", "))
+                bail!("{name:?} is ambiguous; it matches: {}", names.join(", "))
             }
         }
     }
 }
 
-/// The folder of Hugging Face's programs.
+/// Returns the folder of Hugging Face's programs.
 pub fn hugging_face_home() -> Option<PathBuf> {
     let named = std::env::var_os("HF_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
     named.or_else(|| Some(std::env::home_dir()?.join(".cache/huggingface")))
 }
 
-/// A name without the address of the hub, or `hf:`, in front and slashes behind.
+/// Returns a name without the address of the hub, or `hf:`, in front and slashes after.
 pub fn without_hub(name: &str) -> &str {
     let prefixes = ["https://", "http://", "huggingface.co/", "hf.co/", "hf:"];
     let rest = prefixes.iter().fold(name, |rest, prefix| rest.strip_prefix(prefix).unwrap_or(rest));
     rest.trim_end_matches('/')
+}
+
+/// Returns repository, revision and file that an address of the hub's names: `ORG/REPO/resolve/REVISION/FILE`, as links
+/// to download have it, `ORG/REPO/blob/REVISION/FILE`, as the browser shows it, or `ORG/REPO/tree/REVISION`.
+pub fn hub_address(name: &str) -> Option<(&str, &str, Option<&str>)> {
+    if is_of_another_host(name) {
+        return None;
+    }
+    let rest = without_hub(name);
+    let rest = rest.split_once(['?', '#']).map_or(rest, |(rest, _)| rest);
+    let at = rest.match_indices('/').nth(1)?.0;
+    let (kind, rest_of) = rest[at + 1..].split_once('/')?;
+    match (kind, rest_of.split_once('/')) {
+        ("resolve" | "blob" | "raw", Some((revision, file))) => Some((&rest[..at], revision, Some(file))),
+        ("tree", None) => Some((&rest[..at], rest_of, None)),
+        _ => None,
+    }
+}
+
+/// Returns whether a name is an address that is not the hub's.
+fn is_of_another_host(name: &str) -> bool {
+    name.split_once("://")
+        .is_some_and(|(_, rest)| !["huggingface.co/", "hf.co/"].iter().any(|hub| rest.starts_with(hub)))
+}
+
+/// Returns whether a text names a model rather than asks something: a file of one, a folder, or `NAME:TAG` or
+/// `ORG/REPO` as other programs have it.
+pub fn looks_like_model(text: &str) -> bool {
+    if text.contains(char::is_whitespace) {
+        return false;
+    }
+    let path = Path::new(text);
+    if path.extension().is_some_and(|ext| ext.eq_ignore_ascii_case("gguf")) || path.join("config.json").is_file() {
+        return true;
+    }
+    let is_word = |word: &str| {
+        let is_known = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+        word.starts_with(|c: char| c.is_ascii_alphabetic()) && word.bytes().all(is_known)
+    };
+    let has_digit = |word: &str| word.bytes().any(|b| b.is_ascii_digit());
+    let rest = without_hub(text);
+    if is_of_another_host(text) {
+        return false;
+    }
+    let (name, tag) = rest.split_once(':').map_or((rest, None), |(name, tag)| (name, Some(tag)));
+    match name.split('/').collect::<Vec<_>>().as_slice() {
+        [one] => is_word(one) && tag.is_some_and(|tag| tag == "latest" || has_digit(tag) && !tag.contains('/')),
+        [org, repo] => is_word(org) && is_word(repo) && (tag.is_some() || has_digit(repo) && repo.contains('-')),
+        _ => hub_address(text).is_some(),
+    }
 }
 
 /// As [`resolve`]; a model of Hugging Face's that is not here is fetched: with `pull`, or when the user, asked on a
@@ -109,7 +167,7 @@ pub fn resolve_or_pull(path: &Path, pull: bool) -> Result<PathBuf> {
         Ok(_) => None,
         Err(error) => Some(error),
     };
-    let error = || missing.unwrap_or_else(|| anyhow::anyhow!("find {}: there is no such file", path.display()));
+    let error = || missing.unwrap_or_else(|| anyhow::anyhow!("failed to find {}: no such file", path.display()));
     let Ok(wanted) = crate::hub::Wanted::parse(&path.to_string_lossy(), "main") else { return Err(error()) };
     let asks = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
     if !is_name(path) || !(pull || asks) {
@@ -130,22 +188,40 @@ pub fn resolve_or_pull(path: &Path, pull: bool) -> Result<PathBuf> {
     }
 }
 
-/// Whether what a user wrote may be the name of a model and is no path of a file.
-fn is_name(path: &Path) -> bool {
-    !is_file_name(path)
-        && !path.is_absolute()
-        && !path.starts_with(".")
-        && !path.starts_with("..")
-        && !path.starts_with("~")
+impl ModelArgs {
+    /// Returns where the model is, which is downloaded where it is missing and the user agrees.
+    ///
+    /// # Errors
+    /// As [`resolve_or_pull`].
+    pub fn path(&self) -> Result<Option<PathBuf>> {
+        self.model.as_deref().map(|path| resolve_or_pull(path, self.pull)).transpose()
+    }
 }
 
-/// Whether a name is that of a file of a model.
+impl NamedArgs {
+    /// As [`ModelArgs::path`].
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn path(&self) -> Result<Option<PathBuf>> {
+        let model = self.named.clone().or_else(|| self.model.model.clone());
+        ModelArgs { model, ..self.model }.path()
+    }
+}
+
+/// Returns whether what a user wrote may be the name of a model and is no path of a file.
+fn is_name(path: &Path) -> bool {
+    let is_path = path.is_absolute() || [".", "..", "~"].iter().any(|start| path.starts_with(start));
+    hub_address(&path.to_string_lossy()).is_some() || !is_file_name(path) && !is_path
+}
+
+/// Returns whether a name is that of a file of a model.
 fn is_file_name(path: &Path) -> bool {
     path.extension().is_some_and(|e| ["gguf", "safetensors", "json"].iter().any(|known| e == *known))
 }
 
-/// The file or folder that a user named: a path, a path under `~`, a folder that holds one GGUF file, or the name of a
-/// model in a cache.
+/// Returns the file or folder that a user named: a path, a path under `~`, a folder that holds one GGUF file, or the
+/// name of a model in a cache.
 ///
 /// # Errors
 /// A sentence that says what there is, or how to get what is not there.
@@ -163,11 +239,19 @@ fn resolve_in(path: &Path, caches: &Caches) -> Result<PathBuf> {
         let is_part = path.extension().is_some_and(|e| e == "safetensors" || e == "json");
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if is_part && !folder.join("config.json").exists() {
-            bail!("open {}: it is a part of a model folder, and there is no config.json beside it", path.display());
+            bail!(
+                "failed to open {}: it is part of a model folder, but there is no config.json next to it",
+                path.display()
+            );
         }
         return Ok(path.to_path_buf());
     }
     let name = path.to_string_lossy();
+    if let Some((repo, _, file)) = hub_address(&name) {
+        // What is in a cache has the name of its repository and its type.
+        let kind = file.and_then(|file| type_of(Path::new(file)));
+        return caches.find(&kind.map_or_else(|| repo.to_string(), |kind| format!("{repo}:{kind}")));
+    }
     match is_file_name(path) || path.is_absolute() || name.starts_with('.') || name.len() > 500 {
         // The error of opening it says what is wrong.
         true => Ok(path.to_path_buf()),
@@ -175,22 +259,22 @@ fn resolve_in(path: &Path, caches: &Caches) -> Result<PathBuf> {
     }
 }
 
-/// The models of a folder: GGUF files, and folders with safetensors, itself and two levels down.
+/// Returns the models of a folder: GGUF files, and folders with safetensors, itself and two levels down.
 ///
 /// # Errors
 /// There are none.
 pub fn in_folder(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut look = Look { left: MAX_ENTRIES, found: Vec::new() };
+    let mut look = Look::default();
     look.repository(folder, "", "", 2);
     match look.found.is_empty() {
-        true => bail!("find models in {}: it holds no GGUF file and no model folder", folder.display()),
+        true => bail!("failed to find models in {}: it holds no GGUF file and no model folder", folder.display()),
         false => Ok(look.found.into_iter().map(|found| found.path).collect()),
     }
 }
 
-/// The GGUF file of a folder that has one, or the first part of a split one.
+/// Returns the GGUF file of a folder that has one, or the first part of a split one.
 fn only_gguf(folder: &Path) -> Result<PathBuf> {
-    let mut look = Look { left: MAX_ENTRIES, found: Vec::new() };
+    let mut look = Look::default();
     let files: Vec<PathBuf> = look.entries(folder).into_iter().filter(|path| is_model_gguf(path)).collect();
     match files.as_slice() {
         // The error of opening it names what is missing.
@@ -199,35 +283,35 @@ fn only_gguf(folder: &Path) -> Result<PathBuf> {
         several => {
             let names = several.iter().filter_map(|path| path.file_name()).map(|name| name.to_string_lossy());
             let names: Vec<_> = names.take(20).collect();
-            bail!("open {}: it holds several models: name one of {}", folder.display(), names.join(", "))
+            bail!("failed to open {}: it holds several models; name one of {}", folder.display(), names.join(", "))
         }
     }
 }
 
-/// How to get a model that is not here.
+/// Returns how to get a model that is not here.
 fn not_there(name: &str, wanted: &str) -> String {
-    let head = format!("find {name}: it is no file, and no model in the caches of Hugging Face, LM Studio or Ollama");
+    let head = format!("{name} is neither a file nor a downloaded model");
     let (repo, tag) = wanted.split_once(':').unwrap_or((wanted, ""));
     let is_hub = ["huggingface.co/", "hf.co/"].iter().any(|host| name.contains(&format!("//{host}")));
     if (name.starts_with("http://") || name.starts_with("https://")) && !is_hub {
-        return format!("{head}; fetch the file first, and give its path");
+        return format!("{head}; download the file first and name its path");
     }
     match (repo.contains('/'), tag) {
         // As it was written: a hub tells letters apart that a cache does not.
-        (true, _) => format!("{head}; `moebius pull {}` fetches it", without_hub(name)),
-        (false, "") => format!("{head}; `moebius models` lists those that are here"),
-        (false, tag) => format!("{head}; `ollama pull {repo}:{tag}` fetches it"),
+        (true, _) => format!("{head}; `moebius pull {}` downloads it", without_hub(name)),
+        (false, "") => format!("{head}; `moebius models` lists downloaded models"),
+        (false, tag) => format!("{head}; `ollama pull {repo}:{tag}` downloads it"),
     }
 }
 
-/// A name without the parts that go without saying, in lower case.
+/// Returns a name without the parts that go without saying, in lower case.
 fn normalized(name: &str) -> String {
     let name = name.to_lowercase();
     let rest = without_hub(&name);
     rest.strip_prefix("library/").unwrap_or(rest).to_string()
 }
 
-/// Whether a model's name is what a user wrote: all of it, without its type, or without who made it.
+/// Returns whether a model's name is what a user wrote: all of it, without its type, or without who made it.
 fn matches(name: &str, wanted: &str) -> bool {
     let name = normalized(name);
     let bare = |name: &str| name.split_once(':').map_or(name.to_string(), |(repo, _)| repo.to_string());
@@ -235,7 +319,7 @@ fn matches(name: &str, wanted: &str) -> bool {
     [name.clone(), bare(&name), short(&name), short(&bare(&name))].iter().any(|form| form == wanted)
 }
 
-/// Whether a path is a model in one GGUF file, or the first part of a split one.
+/// Returns whether a path is a model in one GGUF file, or the first part of a split one.
 fn is_model_gguf(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let Some(stem) = name.strip_suffix(".gguf") else { return false };
@@ -246,7 +330,7 @@ fn is_model_gguf(path: &Path) -> bool {
     !stem.contains("mmproj") && !is_later_part
 }
 
-/// The weight type in a file's name: `Q4_K_M` of `Qwen3-30B-A3B-Q4_K_M-00001-of-00002.gguf`.
+/// Returns the weight type in a file's name: `Q4_K_M` of `Qwen3-30B-A3B-Q4_K_M-00001-of-00002.gguf`.
 pub fn type_of(path: &Path) -> Option<String> {
     let stem = path.file_stem()?.to_string_lossy().into_owned();
     let is_type = |word: &&str| {
@@ -261,10 +345,29 @@ pub fn type_of(path: &Path) -> Option<String> {
 struct Look {
     left: usize,
     found: Vec<Found>,
+    /// Folders that were looked at, by their real paths: links may lead back to them.
+    seen: HashSet<PathBuf>,
+}
+
+impl Default for Look {
+    fn default() -> Look {
+        Look { left: MAX_ENTRIES, found: Vec::new(), seen: HashSet::new() }
+    }
 }
 
 impl Look {
-    /// What a folder holds, in order; nothing where it cannot be read.
+    /// Looks at the caches of one program, which take nothing from those of others.
+    fn caches(&mut self, whose: &str, look: impl FnOnce(&mut Look)) {
+        self.left = MAX_ENTRIES;
+        look(self);
+        if self.left == 0 {
+            note!(
+                "the caches of {whose} have more than {MAX_ENTRIES} files and folders; models in the rest are not found"
+            );
+        }
+    }
+
+    /// Returns what a folder holds, in order; nothing where it cannot be read.
     fn entries(&mut self, folder: &Path) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().take(self.left);
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
@@ -275,6 +378,9 @@ impl Look {
 
     /// Models below a folder that belongs to `repo`: its GGUF files, or the folder itself where it holds safetensors.
     fn repository(&mut self, folder: &Path, repo: &str, source: &'static str, depth: usize) {
+        if !folder.canonicalize().is_ok_and(|real| self.seen.insert(real)) {
+            return;
+        }
         let entries = self.entries(folder);
         let is = |name: &str| entries.iter().any(|path| path.file_name().is_some_and(|file| file == name));
         if is("config.json") && (is("model.safetensors") || is("model.safetensors.index.json")) {
@@ -298,13 +404,16 @@ impl Look {
         for folder in self.entries(hub) {
             let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let Some(repo) = name.strip_prefix("models--").map(|rest| rest.replacen("--", "/", 1)) else { continue };
-            let main = std::fs::read_to_string(folder.join("refs/main")).ok();
+            let main = input::found(&folder.join("refs/main"), MAX_REVISION_BYTES).ok();
+            // A revision is a name in that folder, and leads nowhere else.
+            let main = main.filter(|revision| is_part(revision.trim()));
             let main = main.map(|revision| folder.join("snapshots").join(revision.trim()));
             let newest = |folders: Vec<PathBuf>| {
                 folders.into_iter().max_by_key(|path| path.metadata().and_then(|meta| meta.modified()).ok())
             };
-            let snapshot =
-                main.filter(|path| path.is_dir()).or_else(|| newest(self.entries(&folder.join("snapshots"))));
+            let is_inside = |path: &PathBuf| path.symlink_metadata().is_ok_and(|meta| meta.is_dir());
+            let all = |look: &mut Look| look.entries(&folder.join("snapshots")).into_iter().filter(is_inside).collect();
+            let snapshot = main.filter(is_inside).or_else(|| newest(all(self)));
             if let Some(snapshot) = snapshot {
                 self.repository(&snapshot, &repo, "Hugging Face", 2);
             }
@@ -337,11 +446,8 @@ impl Look {
     }
 
     fn manifest(&mut self, models: &Path, tag: &Path) {
-        if !tag.metadata().is_ok_and(|meta| meta.is_file() && meta.len() <= MAX_MANIFEST_BYTES) {
-            return;
-        }
-        let Ok(manifest) = std::fs::read(tag) else { return };
-        let manifest: Value = serde_json::from_slice(&manifest).unwrap_or_default();
+        let Ok(manifest) = input::found(tag, MAX_MANIFEST_BYTES) else { return };
+        let manifest: Value = serde_json::from_str(&manifest).unwrap_or_default();
         let layers = manifest["layers"].as_array().into_iter().flatten();
         let is_model = |layer: &&Value| layer["mediaType"] == "application/vnd.ollama.image.model";
         let digest = layers.filter(is_model).find_map(|layer| layer["digest"].as_str()?.strip_prefix("sha256:"));
@@ -431,6 +537,11 @@ mod tests {
             ("hf.co/qwen/qwen3-30b-a3b-gguf:q8_0", "Q8_0-00001-of-00002.gguf"),
             ("https://huggingface.co/Qwen/Qwen3-30B-A3B-GGUF", "A3B-Q4_K_M.gguf"),
             ("Qwen3-30B-A3B-4bit", "snapshots/1"),
+            (
+                "https://huggingface.co/Qwen/Qwen3-30B-A3B-GGUF/resolve/main/Qwen3-30B-A3B-Q4_K_M.gguf?download=true",
+                "A3B-Q4_K_M.gguf",
+            ),
+            ("https://hf.co/mlx-community/Qwen3-30B-A3B-4bit/tree/main", "snapshots/1"),
             ("qwen3:30b", "blobs/sha256-0a"),
             ("qwen3", "blobs/sha256-0a"),
             ("unsloth/gemma", "blobs/sha256-0b"),
@@ -440,11 +551,11 @@ mod tests {
             assert!(path.ends_with(end) || path.to_string_lossy().ends_with(end), "{name}: {}", path.display());
         }
         for (name, part) in [
-            ("Qwen/Qwen3-235B-GGUF:q4_k_m", "`moebius pull Qwen/Qwen3-235B-GGUF:q4_k_m` fetches it"),
-            ("hf:mlx-community/Qwen3-4bit", "`moebius pull mlx-community/Qwen3-4bit` fetches it"),
-            ("https://huggingface.co/Qwen/Qwen3/", "`moebius pull Qwen/Qwen3` fetches it"),
+            ("Qwen/Qwen3-235B-GGUF:q4_k_m", "`moebius pull Qwen/Qwen3-235B-GGUF:q4_k_m` downloads it"),
+            ("hf:mlx-community/Qwen3-4bit", "`moebius pull mlx-community/Qwen3-4bit` downloads it"),
+            ("https://huggingface.co/Qwen/Qwen3/", "`moebius pull Qwen/Qwen3` downloads it"),
             ("llama3:8b", "`ollama pull llama3:8b`"),
-            ("https://example.com/x", "fetch the file first"),
+            ("https://example.com/x", "download the file first"),
             ("nothing", "`moebius models`"),
         ] {
             let error = resolve_in(Path::new(name), &caches).unwrap_err().to_string();
@@ -457,5 +568,86 @@ mod tests {
         assert!(resolve_in(&folder, &caches).unwrap().ends_with("gemma-4-26B-A4B-it-IQ4_XS.gguf"));
         let several = resolve_in(&home.path().join(hub), &caches).unwrap_err().to_string();
         assert!(several.contains("several models") && several.contains("Q8_0-00001"), "{several}");
+    }
+
+    #[test]
+    fn models_are_told_from_prompts() {
+        for name in [
+            "qwen3:30b",
+            "llama3:latest",
+            "Qwen/Qwen3-4B-GGUF",
+            "Qwen/Qwen3-4B-GGUF:Q4_K_M",
+            "hf.co/unsloth/gemma-3-4b-it-GGUF",
+            "https://huggingface.co/o/r/resolve/main/x.gguf",
+            "x.gguf",
+            "models/x.GGUF",
+        ] {
+            assert!(looks_like_model(name), "{name}");
+        }
+        for prompt in
+            ["hi", "hello:", "either/or", "12:30", "What is 3:1?", "a:b", "https://example.com/3", "and/or-2 x"]
+        {
+            assert!(!looks_like_model(prompt), "{prompt}");
+        }
+        let of = |name| hub_address(name);
+        assert_eq!(of("hf.co/o/r/blob/dev/a/b.gguf"), Some(("o/r", "dev", Some("a/b.gguf"))));
+        assert_eq!(of("https://huggingface.co/o/r/tree/v2/"), Some(("o/r", "v2", None)));
+        for name in [
+            "https://example.com/r/tree/main",
+            "o/r",
+            "o/r:Q4",
+            "https://huggingface.co/o/r",
+            "o/r/resolve/main",
+            "a/b/c/d",
+            "",
+        ] {
+            assert_eq!(of(name), None, "{name}");
+        }
+    }
+
+    /// Links that lead back list nothing twice, and one program's caches hide no other's.
+    #[cfg(unix)]
+    #[test]
+    fn every_cache_is_looked_at_once() {
+        let home = tempfile::tempdir().unwrap();
+        write(home.path(), &["lm/o/m/m-Q4_0.gguf", "hf/x"]);
+        for (link, to) in [("lm/o/m/back", "."), ("lm/o/m/up", ".."), ("lm/o/again", "m")] {
+            std::os::unix::fs::symlink(to, home.path().join(link)).unwrap();
+        }
+        for n in 0..=MAX_ENTRIES {
+            std::fs::create_dir(home.path().join(format!("hf/{n}"))).unwrap();
+        }
+        let [hf, lm] = ["hf", "lm"].map(|name| vec![home.path().join(name)]);
+        let caches = Caches { hugging_face: hf, lm_studio: lm, ..Caches::default() };
+        let found: Vec<String> = caches.list().into_iter().map(|found| found.name).collect();
+        assert_eq!(found.len(), 1, "{found:?}");
+        let folder = in_folder(&home.path().join("lm/o/m")).unwrap();
+        assert_eq!(folder.len(), 1, "{folder:?}");
+    }
+
+    /// A revision is a folder among the snapshots. Whatever else `refs/main` is or names leads nowhere.
+    #[cfg(unix)]
+    #[test]
+    fn references_lead_out_of_no_cache() {
+        let home = tempfile::tempdir().unwrap();
+        write(home.path(), &["out/x-Q4_0.gguf", "hf/models--o--m/snapshots/abc/m-Q4_K_M.gguf"]);
+        let repo = home.path().join("hf/models--o--m");
+        std::os::unix::fs::symlink(home.path().join("out"), repo.join("snapshots/link")).unwrap();
+        std::fs::create_dir(repo.join("refs")).unwrap();
+        let (main, out) = (repo.join("refs/main"), home.path().join("out"));
+        let caches = Caches { hugging_face: vec![home.path().join("hf")], ..Caches::default() };
+        let names = || caches.list().into_iter().map(|found| found.name).collect::<Vec<_>>();
+        for revision in
+            ["abc", "../../../out", "../../../../out", &out.to_string_lossy(), "link", ".", "..", "", "abc/.."]
+        {
+            std::fs::write(&main, revision).unwrap();
+            assert_eq!(names(), ["o/m:Q4_K_M"], "{revision:?}");
+        }
+        for make in ["mkfifo \"$0\"", "ln -s /dev/zero \"$0\"", "mkdir \"$0\""] {
+            std::fs::remove_file(&main).unwrap();
+            let made = std::process::Command::new("sh").args(["-c", make]).arg(&main).status().unwrap();
+            assert!(made.success());
+            assert_eq!(names(), ["o/m:Q4_K_M"], "{make}");
+        }
     }
 }

@@ -239,7 +239,7 @@ impl Ink {
     }
 }
 
-/// Whether a line that begins with `head` and goes on with `c` may still be a heading, a bullet or a fence.
+/// Returns whether a line that begins with `head` and goes on with `c` may still be a heading, a bullet or a fence.
 fn may_be_mark(head: &str, c: char) -> bool {
     let text = head.trim_start_matches(' ');
     match text {
@@ -269,7 +269,7 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// What a terminal of `width` gets of a text that comes in pieces of so many characters.
+    /// Returns what a terminal of `width` gets of a text that comes in pieces of this many characters.
     fn inked(text: &str, width: usize, piece: usize) -> String {
         let (mut ink, mut out) = (Ink::new(width), String::new());
         let chars: Vec<char> = text.chars().collect();

@@ -4,29 +4,47 @@
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use anyhow::Result;
-use backend::cpu::numa::{self, Numa};
-use backend::cpu::read_bandwidth;
+use cpu::numa::{self, Numa};
+use cpu::read_bandwidth;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
 use crate::args::NumaArg;
+use crate::out::note;
+
+/// Open files that this process asks the system for: connections, and the files of some large models.
+#[cfg(unix)]
+const MAX_DESCRIPTORS: u64 = 8192;
 
 /// Cores this process may use.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The threads that a user wants, all cores where nobody says.
+/// Returns the threads that a user wants, all cores by default.
 ///
 /// # Errors
 /// They are none, or too many.
 pub fn threads(wanted: Option<usize>) -> Result<usize> {
     let threads = wanted.unwrap_or_else(cores);
-    anyhow::ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");
+    anyhow::ensure!((1..=1024).contains(&threads), "--threads must be between 1 and 1024");
+    static TOLD: std::sync::Once = std::sync::Once::new();
+    if threads > cores() {
+        TOLD.call_once(|| note!("warning: {threads} threads on {} cores are slower than one a core", cores()));
+    }
     Ok(threads)
+}
+
+/// Returns this machine's address in its network, as other machines reach it. Nothing is sent: the system is asked which
+/// of its addresses it would send from, to an address that is for documents alone.
+pub fn lan_address() -> Option<std::net::IpAddr> {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("192.0.2.1:9").ok()?;
+    let ip = socket.local_addr().ok()?.ip();
+    (!ip.is_loopback() && !ip.is_unspecified()).then_some(ip)
 }
 
 /// Bytes of memory that can be had without swapping, of the machine or of the container that the process runs in, where
@@ -34,6 +52,10 @@ pub fn threads(wanted: Option<usize>) -> Result<usize> {
 pub fn free_memory() -> Option<usize> {
     let mut system = System::new();
     system.refresh_memory();
+    // Where /proc cannot be read, as when no file can be opened, the library knows nothing and would panic.
+    if system.total_memory() == 0 {
+        return None;
+    }
     let machine = system.available_memory();
     let container = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
     usize::try_from(machine.min(container)).ok().filter(|&free| free > 0)
@@ -51,6 +73,39 @@ pub fn resident_memory() -> Option<usize> {
     let wanted = ProcessRefreshKind::nothing().with_memory();
     system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), false, wanted);
     usize::try_from(system.process(pid)?.memory()).ok()
+}
+
+/// Raises the number of files that this process may have open as far as it may, up to [`MAX_DESCRIPTORS`]. Returns the
+/// number and how many are open, where the system tells.
+pub fn raise_descriptors() -> Option<(usize, usize)> {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+        let wanted = maximum.map_or(MAX_DESCRIPTORS, |most| most.min(MAX_DESCRIPTORS));
+        let limit = match current {
+            Some(now) if now < wanted => {
+                let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum }).is_ok();
+                if raised { wanted } else { now }
+            }
+            Some(now) => now,
+            None => MAX_DESCRIPTORS,
+        };
+        let used = std::fs::read_dir("/dev/fd").map_or(0, |open| open.count());
+        Some((usize::try_from(limit).unwrap_or(usize::MAX), used))
+    }
+    #[cfg(not(unix))]
+    None
+}
+
+/// Whether the end of the terminal means nothing to this process, as `nohup` has it. True where the system does not
+/// tell: then nothing is changed.
+#[cfg(unix)]
+pub fn ignores_hang_up() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    // Its number is 1.
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_none_or(|mask| mask & 1 == 1)
 }
 
 /// Peak resident memory of this process, in bytes, where the system says so.
@@ -79,9 +134,9 @@ pub fn settle_on_nodes(numa: NumaArg) -> Option<String> {
         NumaArg::Numactl => return None,
     };
     match numa::apply(numa) {
-        Ok(0 | 1) => Some(format!("--numa {name} changes nothing: this machine has one NUMA node")),
+        Ok(0 | 1) => Some(format!("--numa {name} has no effect: this machine has one NUMA node")),
         Ok(_) => None,
-        Err(why) => Some(format!("--numa {name} is not done: {why}")),
+        Err(why) => Some(format!("--numa {name} has no effect: {why}")),
     }
 }
 
@@ -122,11 +177,25 @@ impl Bandwidth {
     }
 }
 
-/// Folder of kernels that were compiled ahead for GPUs: what `MOEBIUS_CUBINS` names, or `cuda` beside the program.
+/// Folders with kernels for GPUs that the command line names: sources, and kernels compiled ahead.
+static KERNELS: OnceLock<[Option<PathBuf>; 2]> = OnceLock::new();
+
+/// Sets the folders with kernels, once for the process.
+pub fn use_kernels(sources: Option<PathBuf>, compiled: Option<PathBuf>) {
+    // Only the first call of a process counts, as for what it compiles.
+    let _ = KERNELS.set([sources, compiled]);
+}
+
+/// Returns the folder of kernel sources that replace the embedded ones, for work on kernels.
+pub fn kernel_sources() -> Option<PathBuf> {
+    KERNELS.get()?[0].clone()
+}
+
+/// Returns the folder of kernels that were compiled ahead: the one that was named, or `cuda` next to the program.
 pub fn kernels_folder() -> Option<PathBuf> {
-    let named = std::env::var_os("MOEBIUS_CUBINS").filter(|value| !value.is_empty());
-    let beside = || Some(std::env::current_exe().ok()?.canonicalize().ok()?.parent()?.join("cuda"));
-    named.map(PathBuf::from).or_else(beside).filter(|folder| folder.is_dir())
+    let named = KERNELS.get().and_then(|[_, compiled]| compiled.clone());
+    let default = || Some(std::env::current_exe().ok()?.canonicalize().ok()?.parent()?.join("cuda"));
+    named.or_else(default).filter(|folder| folder.is_dir())
 }
 
 /// Shows on a terminal how far the compiling of kernels is.
@@ -194,8 +263,8 @@ pub fn count(n: u64) -> String {
     }
 }
 
-/// Where the program may keep what it can make again: `$XDG_CACHE_HOME/moebius` or `~/.cache/moebius`, and the like on
-/// other systems; `None` where there is no home.
+/// Returns where the program may keep what it can make again: `$XDG_CACHE_HOME/moebius` or `~/.cache/moebius`, and the
+/// like on other systems; `None` where there is no home.
 pub fn cache_folder() -> Option<PathBuf> {
     Folder::Cache.path()
 }
@@ -212,7 +281,7 @@ pub enum Folder {
 }
 
 impl Folder {
-    /// Its path, by the system's custom; `None` where no variable names the user's folders. Nothing is made.
+    /// Returns its path, by the system's custom; `None` where no variable names the user's folders. Nothing is made.
     pub fn path(self) -> Option<PathBuf> {
         self.path_of(|name| std::env::var_os(name))
     }

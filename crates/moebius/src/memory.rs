@@ -3,16 +3,20 @@
 //! What a program takes comes from [`Backend::footprint`] alone. Knows plans and limits, and nothing of files.
 
 use anyhow::{Result, ensure};
-use backend::cuda::Cuda;
-use backend::cuda::split::Split;
 use backend::residency::Residency;
 use backend::{Backend, Footprint, Kinds, Limits, PAGE, Part};
+use gpu::cuda::Cuda;
+use gpu::cuda::split::Split;
 use model::plan::ValidPlan;
 
 use crate::machine;
 
-/// Context when neither the user nor the model says less.
-const DEFAULT_CTX: usize = 8192;
+/// Context when neither the user nor the model says less, and memory holds several.
+const DEFAULT_CTX: usize = 65536;
+/// The part of the memory next to weights and steps that one such context may take where it is longer than a share.
+const CTX_PART: usize = 4;
+/// Positions of the cache for each sequence by default: what most need. One may have more, up to the context.
+const SHARE_CTX: usize = 8192;
 /// A context that is worth having fewer sequences for, where their number is not given.
 const SMALL_CTX: usize = 2048;
 /// Fewest checkpoints: the end of the last prompt and the end of its answer, of two conversations.
@@ -26,7 +30,7 @@ const LATER_BYTES: usize = 8 << 20;
 /// Likewise for each token of the vocabulary: samplers, and the automaton of structured output.
 const LATER_BYTES_PER_TOKEN: usize = 64;
 
-/// What a process takes for a model beside its program, later on.
+/// Returns the later allocations per model outside the compiled program, in bytes.
 pub fn later_bytes(n_vocab: usize) -> usize {
     LATER_BYTES + n_vocab * LATER_BYTES_PER_TOKEN
 }
@@ -59,8 +63,8 @@ pub enum Budget {
 }
 
 impl Budget {
-    /// The budget of a process that has loaded what it needs besides the program, and keeps `requests` bytes for what
-    /// comes in. `resident` is what it takes now, measured when it is not given.
+    /// Returns the budget of a process that has loaded what it needs besides the program, and keeps `requests` bytes
+    /// for what comes in. `resident` is what it takes now, measured when it is not given.
     pub fn new(memory: Option<usize>, plan: &ValidPlan, requests: usize, resident: Option<usize>) -> Budget {
         match memory {
             Some(bytes) => {
@@ -104,10 +108,13 @@ pub struct Wish {
     pub sequences: usize,
     /// Whether fewer sequences will do.
     pub fewer_will_do: bool,
-    /// Positions of the cache over all of them; every sequence's whole context when `None`.
+    /// Positions of the cache over all of them; when `None`, every sequence's whole context where that is given, and a
+    /// part of it where not.
     pub cache_tokens: Option<usize>,
     /// Maximum number of tokens of a step.
     pub batch: usize,
+    /// Maximum number of tokens of a sequence that are drafted for a step.
+    pub drafts: usize,
 }
 
 /// What is wanted and fits: limits for a program, and what it will take.
@@ -124,7 +131,7 @@ impl Fit {
         self.footprint.weights().saturating_sub(split.bytes()[0])
     }
 
-    /// Whether the context is as long as was wanted, or long enough for a habit.
+    /// Returns whether the context is as long as was requested, or long enough for a habit.
     pub fn is_roomy(&self, wish: &Wish, n_ctx_train: usize) -> bool {
         self.limits.max_positions >= wish.ctx.unwrap_or(n_ctx_train.min(SMALL_CTX))
     }
@@ -140,6 +147,8 @@ pub struct Units {
     /// Of recurrent states.
     pub state: usize,
     kinds: Kinds,
+    /// Maximum number of drafts of a sequence in a step.
+    drafts: usize,
 }
 
 /// Rows of logits that a step of a server has at least, so that the log-probabilities of prompts do not take a step a
@@ -147,9 +156,9 @@ pub struct Units {
 const MIN_ROWS: usize = 32;
 
 impl Units {
-    /// Of a plan that `backend` has lowered.
-    pub fn of(backend: &dyn Backend, plan: &ValidPlan) -> Units {
-        let one = Limits { n_pages: 1, n_window_pages: 1, n_states: 1, ..Limits::default() };
+    /// Of a plan that `backend` has lowered, with up to `drafts` drafts of a sequence in a step.
+    pub fn of(backend: &dyn Backend, plan: &ValidPlan, drafts: usize) -> Units {
+        let one = Limits { n_pages: 1, n_window_pages: 1, n_states: 1, max_draft: drafts, ..Limits::default() };
         let one = backend.footprint(plan, one);
         let bytes = |part| one.bytes(|p| p == part);
         Units {
@@ -157,10 +166,11 @@ impl Units {
             window_page: bytes(Part::Windows),
             state: bytes(Part::States),
             kinds: Kinds::of(plan),
+            drafts,
         }
     }
 
-    /// What decoding the token behind `context` positions reads.
+    /// Returns what decoding the token after `context` positions reads.
     pub fn read_per_token(&self, context: u64) -> u64 {
         let window = self.kinds.window.map_or(0, |window| context.min(window as u64));
         let page = PAGE as u64;
@@ -190,22 +200,25 @@ impl Units {
         n_pages: usize,
         checkpoints: [usize; 2],
     ) -> Limits {
-        let max_tokens = batch.min(positions.max(1));
+        // Sequences of short contexts run together all the same.
+        let max_tokens = batch.min(positions.saturating_mul(sequences).max(1));
         let window = self.window_pages(positions);
         let chunk = if window > 0 { max_tokens.div_ceil(PAGE) } else { 0 };
+        // Each draft has a separate row.
+        let rows = sequences.saturating_mul(1 + self.drafts);
         Limits {
             max_tokens,
-            max_outputs: if sequences > 1 { sequences.max(MIN_ROWS) } else { 1 }.min(max_tokens),
+            max_outputs: if sequences > 1 { rows.max(MIN_ROWS) } else { rows }.min(max_tokens),
             n_pages,
             max_positions: positions,
             // What a chunk writes is there beside the windows; no more than all positions ever have.
             n_window_pages: (window * (sequences + checkpoints[0]) + chunk).min(n_pages.max(window * sequences)),
             n_states: if self.kinds.state { sequences + checkpoints[1] } else { 0 },
-            max_draft: 0,
+            max_draft: self.drafts,
         }
     }
 
-    /// What pages and states of the limits take.
+    /// Returns what pages and states of the limits take.
     fn bytes(&self, limits: &Limits) -> usize {
         // A page's id is in a table of the program too.
         let pages = limits.n_pages.saturating_mul(self.page.saturating_add(4));
@@ -214,13 +227,13 @@ impl Units {
     }
 }
 
-/// The limits of an engine: as much of what is wanted as the budget holds.
+/// Returns the limits of an engine: as much of what is requested as the budget holds.
 ///
 /// # Errors
 /// A promise that cannot be kept, with the smallest one that can; a context or a batch that no engine has.
 pub fn fit(backend: &dyn Backend, plan: &ValidPlan, wish: &Wish, budget: Budget) -> Result<Fit> {
     check_wish(wish)?;
-    let units = Units::of(backend, plan);
+    let units = Units::of(backend, plan, wish.drafts);
     let (limits, sequences) = choose(&units, wish, plan.n_ctx_train, |limits| {
         budget.room(&backend.footprint(plan, Limits { n_pages: 0, n_window_pages: 0, n_states: 0, ..limits }))
     });
@@ -228,14 +241,14 @@ pub fn fit(backend: &dyn Backend, plan: &ValidPlan, wish: &Wish, budget: Budget)
     if let Budget::Free(Some(free)) = budget {
         let copied = footprint.bytes(|part| matches!(part, Part::Weights(_, Residency::Copied)));
         let [c, f] = [copied, free].map(|n| machine::bytes(n as u64));
-        ensure!(copied <= free, "copy {c} of weights (--copy-weights): {f} of memory are free");
+        ensure!(copied <= free, "failed to copy {c} of weights (--copy-weights): only {f} of memory are free");
     }
     keep(budget, &footprint, || smallest(backend, plan, &units, wish))?;
     Ok(Fit { limits, sequences, footprint })
 }
 
-/// The limits of an engine on a device with memory of its own, of which it may take `free` bytes: nothing is evicted
-/// there. `is_roomy`: a context shorter than wanted, or than a habit, counts as one that does not fit.
+/// Returns the limits of an engine on a device with its own memory, of which it may take `free` bytes: nothing is
+/// evicted there. `is_roomy`: a context shorter than wanted, or than a habit, counts as one that does not fit.
 ///
 /// # Errors
 /// It does not fit: what is needed, what is free and what would fit. As [`fit`] besides.
@@ -253,14 +266,14 @@ pub fn fit_device(
         _ => {}
     }
     let ctx = wish.ctx.unwrap_or(if is_roomy { plan.n_ctx_train.min(SMALL_CTX) } else { PAGE });
-    let least = smallest(backend, plan, &Units::of(backend, plan), &Wish { ctx: Some(ctx), ..*wish });
+    let least = smallest(backend, plan, &Units::of(backend, plan, wish.drafts), &Wish { ctx: Some(ctx), ..*wish });
     let weights = least.weights();
     let would_fit = (free + weights).saturating_sub(least.total());
     let [needed, rest, free, would_fit, weights] =
         [least.total(), least.total() - weights, free, would_fit, weights].map(|n| machine::bytes(n as u64));
     let why = format!(
-        "fit the model on {device}: {needed} are needed ({weights} of weights, {rest} for a context of {ctx} and steps \
-         of {} tokens), {free} are free there: weights of up to {would_fit} would fit",
+        "failed to fit the model on {device}: it needs {needed} ({weights} of weights, {rest} for a context of {ctx} \
+         and steps of {} tokens), {free} are free: weights of up to {would_fit} would fit",
         wish.batch
     );
     Err(TooLarge(why).into())
@@ -270,7 +283,8 @@ pub fn fit_device(
 /// how long the context is to be; slabs get the rest.
 const CACHE_SHARE: usize = 4;
 
-/// The limits of an engine whose experts are streamed, and its backend: `with` makes one with so many bytes of slabs.
+/// Returns the limits of an engine whose experts are streamed, and its backend: `with` makes one with given bytes of
+/// slabs.
 ///
 /// # Errors
 /// As [`fit`].
@@ -282,7 +296,7 @@ pub fn fit_streamed<B: Backend>(
 ) -> Result<(B, Fit)> {
     check_wish(wish)?;
     let least = with(0);
-    let units = Units::of(&least, plan);
+    let units = Units::of(&least, plan, wish.drafts);
     let (limits, sequences) = choose(&units, wish, plan.n_ctx_train, |limits| {
         let base = least.footprint(plan, Limits { n_pages: 0, n_window_pages: 0, n_states: 0, ..limits });
         budget.room(&base).map(|room| if wish.ctx.is_some() { room } else { room / CACHE_SHARE })
@@ -292,9 +306,9 @@ pub fn fit_streamed<B: Backend>(
     Ok((backend, Fit { limits, sequences, footprint }))
 }
 
-/// The limits of an engine whose routed experts lie on a GPU as far as they fit, and its backend: `with` makes one with
-/// so many bytes of experts there. Where nobody says how long steps are, the buffers of a step take a small part of the
-/// budget.
+/// Returns the limits of an engine whose routed experts are on a GPU as far as they fit, and its backend: `with` makes
+/// one with this many bytes of experts there. Where no one says how long steps are, the buffers of a step take a small
+/// part of the budget.
 ///
 /// # Errors
 /// As [`fit`].
@@ -321,8 +335,8 @@ pub fn fit_split<B: Backend>(
     }
 }
 
-/// A GPU whose host half keeps within a promise too: experts that do not fit there either are streamed, through as many
-/// slabs as it holds. `with` makes one with so many bytes of slabs.
+/// Returns a GPU whose host half keeps within a promise too: experts that do not fit there either are streamed, through
+/// as many slabs as it holds. `with` makes one with this many bytes of slabs.
 ///
 /// # Errors
 /// As [`fit`].
@@ -347,7 +361,7 @@ pub fn fit_host(with: impl Fn(usize) -> Cuda, plan: &ValidPlan, limits: Limits, 
 pub fn streamed_batch(least: &dyn Backend, plan: &ValidPlan, wish: &Wish, budget: Budget) -> usize {
     /// The part of what is left beside dense weights.
     const SHARE: usize = 16;
-    let units = Units::of(least, plan);
+    let units = Units::of(least, plan, wish.drafts);
     // Beside the context that was asked for.
     let positions = wish.ctx.unwrap_or(PAGE);
     let takes = |batch: usize| {
@@ -380,7 +394,7 @@ fn fill<B: Backend>(with: impl Fn(usize) -> B, plan: &ValidPlan, limits: Limits,
     }
 }
 
-/// The smallest engine that is still what was asked for.
+/// Returns the smallest engine that is still what was asked for.
 fn smallest(backend: &dyn Backend, plan: &ValidPlan, units: &Units, wish: &Wish) -> Footprint {
     let sequences = if wish.fewer_will_do { 1 } else { wish.sequences };
     let positions = wish.ctx.unwrap_or(PAGE);
@@ -439,13 +453,13 @@ fn whole(plan: &ValidPlan, batch: usize, positions: usize) -> Result<Limits> {
 fn check_wish(wish: &Wish) -> Result<()> {
     check_batch(wish.batch)?;
     if let Some(ctx) = wish.ctx {
-        ensure!((1..=1 << 20).contains(&ctx), "use a context of {ctx}: it must be 1 to {}", 1 << 20);
+        ensure!((1..=1 << 20).contains(&ctx), "--ctx must be between 1 and {}, it is {ctx}", 1 << 20);
     }
     Ok(())
 }
 
 fn check_batch(batch: usize) -> Result<()> {
-    ensure!((1..=65536).contains(&batch), "use a batch of {batch}: it must be 1 to 65536");
+    ensure!((1..=65536).contains(&batch), "--batch must be between 1 and 65536, it is {batch}");
     Ok(())
 }
 
@@ -458,10 +472,10 @@ fn keep(budget: Budget, footprint: &Footprint, least: impl FnOnce() -> Footprint
     let least = least();
     let megabytes = overhead.saturating_add(least.total()).div_ceil(1_000_000);
     let shown = |n: usize| machine::bytes(n as u64);
-    if least.device == backend::cuda::MEMORY {
+    if least.device == gpu::cuda::MEMORY {
         let why = format!(
-            "keep within {} of GPU memory (--gpu-memory): the least that works is {megabytes}M: {} that the program \
-             allocates, {} for the driver",
+            "--gpu-memory {} is too little: this model needs at least {megabytes}M ({} allocated by the program, {} \
+             for the driver)",
             shown(bytes),
             shown(least.allocated()),
             shown(overhead),
@@ -469,8 +483,8 @@ fn keep(budget: Budget, footprint: &Footprint, least: impl FnOnce() -> Footprint
         return Err(TooLarge(why).into());
     }
     let why = format!(
-        "keep within {} (--memory): the least that works is {megabytes}M: {} of weights in their files, {} that the \
-         program allocates, {} for the rest of the process",
+        "--memory {} is too little: this model needs at least {megabytes}M ({} of weights in files, {} allocated by \
+         the program, {} for the rest of the process)",
         shown(bytes),
         shown(least.mapped()),
         shown(least.allocated()),
@@ -481,12 +495,16 @@ fn keep(budget: Budget, footprint: &Footprint, least: impl FnOnce() -> Footprint
 
 /// As much of a wish as `room` holds, which says how much pages and states may take beside a step of such limits.
 fn choose(units: &Units, wish: &Wish, n_ctx_train: usize, room: impl Fn(Limits) -> Option<usize>) -> (Limits, usize) {
-    let habit = n_ctx_train.clamp(PAGE, DEFAULT_CTX);
-    let wanted = wish.ctx.unwrap_or(habit);
+    let most = n_ctx_train.clamp(PAGE, DEFAULT_CTX);
     let mut sequences = wish.sequences;
     loop {
         // The room beside the largest step; a shorter context has no larger one.
-        let room = room(units.limits(wish.batch, wanted, sequences, 0, [0; 2]));
+        let room = room(units.limits(wish.batch, wish.ctx.unwrap_or(most), sequences, 0, [0; 2]));
+        let habit = room.map_or(most, |room| {
+            let n = room / CTX_PART / units.page.saturating_add(4) * PAGE;
+            most.min(n.max(SHARE_CTX))
+        });
+        let wanted = wish.ctx.unwrap_or(habit);
         let fits = |limits: &Limits| room.is_none_or(|room| units.bytes(limits) <= room);
         let with = |positions: usize, n_pages: usize, checkpoints| {
             units.limits(wish.batch, positions, sequences, n_pages, checkpoints)
@@ -514,16 +532,18 @@ fn choose(units: &Units, wish: &Wish, n_ctx_train: usize, room: impl Fn(Limits) 
 
         // Pages for all sequences, as many as fit; one sequence always must: what the engine promises rests on it.
         let least = positions.div_ceil(PAGE);
-        let most = wish.cache_tokens.unwrap_or(positions.saturating_mul(sequences)).min(1 << 31).div_ceil(PAGE);
+        let each = wish.ctx.unwrap_or(positions.min(SHARE_CTX));
+        let shared = positions.max(each.saturating_mul(sequences));
+        let n_most = wish.cache_tokens.unwrap_or(shared).min(1 << 31).div_ceil(PAGE);
         let n_pages = match wish.cache_tokens {
-            Some(_) => most.max(least),
-            None => last(most, |n| fits(&with(positions, n, checkpoints))).max(least),
+            Some(_) => n_most.max(least),
+            None => last(n_most, |n| fits(&with(positions, n, checkpoints))).max(least),
         };
         return (with(positions, n_pages, checkpoints), sequences);
     }
 }
 
-/// The largest number up to `most` for which `holds`, which holds up to some number; 0 when it holds for none.
+/// Returns the largest number up to `most` for which `holds`, which holds up to some number; 0 when it holds for none.
 fn last(most: usize, holds: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, most.saturating_add(1));
     while high - low > 1 {
@@ -540,7 +560,7 @@ mod tests {
     const MB: usize = 1 << 20;
 
     fn wish(ctx: Option<usize>, sequences: usize) -> Wish {
-        Wish { ctx, sequences, fewer_will_do: false, cache_tokens: None, batch: 512 }
+        Wish { ctx, sequences, fewer_will_do: false, cache_tokens: None, batch: 512, drafts: 0 }
     }
 
     /// Pages of 128,000 bytes, window pages of 32,000, states of a megabyte.
@@ -551,6 +571,7 @@ mod tests {
             window_page: if window.is_some() { 32_000 } else { 0 },
             state: if state { MB } else { 0 },
             kinds,
+            drafts: 0,
         }
     }
 
@@ -559,7 +580,14 @@ mod tests {
         let cases = [
             // window, states, context, sequences, room; positions, pages, window pages, states
             (None, false, Some(8192), 3, None, (8192, 768, 0, 0)),
-            (None, false, None, 1, Some(1 << 30), (8192, 256, 0, 0)),
+            (None, false, None, 1, Some(1 << 32), (40_960, 1280, 0, 0)),
+            // A quarter of a gigabyte holds 2,097 pages, of 200 megabytes fewer than a share.
+            (None, false, None, 1, Some(1_000_000_000), (40_960, 1280, 0, 0)),
+            (None, false, None, 1, Some(400_000_000), (24_992, 781, 0, 0)),
+            (None, false, None, 1, Some(100_000_000), (8192, 256, 0, 0)),
+            // The others have shares.
+            (None, false, None, 4, Some(1 << 32), (40_960, 1280, 0, 0)),
+            (None, false, None, 16, Some(1 << 32), (40_960, 4096, 0, 0)),
             // 100 MB hold 819 pages, and each has four bytes in a table.
             (None, false, None, 4, Some(100_000_000), (8192, 781, 0, 0)),
             // Less than the habit: 15 pages.
@@ -586,6 +614,17 @@ mod tests {
         }
     }
 
+    /// Each of many sequences has a token in a step, and a row, however short their contexts are.
+    #[test]
+    fn short_contexts_run_together() {
+        for n in [2, 65, 300] {
+            let (limits, sequences) = choose(&units(None, false), &wish(Some(PAGE), n), 40_960, |_| None);
+            assert_eq!((sequences, limits.max_tokens.min(n), limits.max_outputs.min(n)), (n, n, n), "{limits:?}");
+        }
+        let (limits, _) = choose(&units(None, false), &wish(Some(PAGE), 1), 40_960, |_| None);
+        assert_eq!(limits.max_tokens, PAGE);
+    }
+
     /// Whatever is chosen takes no more than the room, unless what was asked for takes more by itself.
     #[test]
     fn what_is_chosen_fits() {
@@ -601,6 +640,15 @@ mod tests {
                     assert!((1..=sequences).contains(&n) && limits.n_pages * PAGE >= limits.max_positions);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn drafts_have_rows() {
+        for (sequences, drafts, rows) in [(1, 0, 1), (1, 3, 4), (4, 3, MIN_ROWS), (16, 3, 64)] {
+            let units = Units { drafts, ..units(None, true) };
+            let (limits, _) = choose(&units, &Wish { drafts, ..wish(None, sequences) }, 40_960, |_| None);
+            assert_eq!((limits.max_outputs, limits.max_draft), (rows, drafts));
         }
     }
 
@@ -646,7 +694,7 @@ mod tests {
         let why = on(weights, true).unwrap_err();
         assert!(why.is::<TooLarge>());
         let why = why.to_string();
-        for part in ["fit the model on Card: ", " of weights", "steps of 512 tokens", " are free there", "would fit"] {
+        for part in ["fit the model on Card: ", " of weights", "steps of 512 tokens", " are free: ", "would fit"] {
             assert!(why.contains(part), "{part}: {why}");
         }
         // A short context fits where a long one does not: one who named the device takes it.

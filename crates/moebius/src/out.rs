@@ -48,9 +48,9 @@ impl Out {
     }
 }
 
-/// The same kind of error, which says where it happened.
+/// Returns the same kind of error, which says where it happened.
 pub fn at_stdout(error: io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("write to stdout: {error}"))
+    io::Error::new(error.kind(), format!("failed to write to stdout: {error}"))
 }
 
 impl Write for Out {
@@ -115,7 +115,7 @@ pub fn flush() -> Result<()> {
     Ok(Out::lock().flush()?)
 }
 
-/// An error with its causes, each once: an error whose text ends with its cause's has said that already.
+/// Returns an error with its causes, each once: an error whose text ends with its cause's has said that already.
 pub fn chain(error: &anyhow::Error) -> String {
     let mut out = String::new();
     for cause in error.chain() {
@@ -129,7 +129,7 @@ pub fn chain(error: &anyhow::Error) -> String {
     out
 }
 
-/// Whether a reader of stdout has seen enough (`moebius .. | head`), which is not an error.
+/// Returns whether a reader of stdout has seen enough (`moebius .. | head`), which is not an error.
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let is_broken = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
     error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(is_broken))
@@ -157,7 +157,7 @@ pub fn remove_unfinished_when_interrupted() -> Result<()> {
     Ok(ctrlc::set_handler(leave)?)
 }
 
-/// Where what gets the name `path` is written until it is whole.
+/// Returns where what gets the name `path` is written until it is whole.
 fn part_of(path: &Path) -> io::Result<PathBuf> {
     let mut part = std::ffi::OsString::from(".");
     part.push(path.file_name().ok_or(io::ErrorKind::InvalidInput)?);
@@ -183,24 +183,28 @@ fn end<E>(wrote: Result<(), E>) -> Result<(), E> {
 /// whole.
 pub fn folder(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let is_empty = fs::read_dir(path).map(|mut entries| entries.next().is_none()).unwrap_or(false);
-    anyhow::ensure!(is_empty || fs::symlink_metadata(path).is_err(), "write {}: it is there already", path.display());
-    let part = part_of(path).with_context(|| format!("write {}: it is no name", path.display()))?;
-    fs::create_dir(&part).with_context(|| format!("create {}", part.display()))?;
+    anyhow::ensure!(
+        is_empty || fs::symlink_metadata(path).is_err(),
+        "failed to write {}: it exists already",
+        path.display()
+    );
+    let part = part_of(path).with_context(|| format!("failed to write {}: it is not a file name", path.display()))?;
+    fs::create_dir(&part).with_context(|| format!("failed to create {}", part.display()))?;
     begin(&part);
     end(write(&part).and_then(|()| {
         // An empty folder makes way.
         let _ = fs::remove_dir(path);
-        fs::rename(&part, path).with_context(|| format!("write {}", path.display()))
+        fs::rename(&part, path).with_context(|| format!("failed to write {}", path.display()))
     }))
 }
 
 /// Writes several files, of which one is wanted: `choose` writes them into a folder beside `path` and says which gets
 /// that name. The folder goes in any case.
 pub fn chosen(path: &Path, choose: impl FnOnce(&Path) -> Result<PathBuf>) -> Result<()> {
-    let at = || format!("write {}", path.display());
+    let at = || format!("failed to write {}", path.display());
     let (path, permissions) = match fs::metadata(path) {
         Ok(found) => {
-            anyhow::ensure!(found.is_file(), "{}: it is no file", at());
+            anyhow::ensure!(found.is_file(), "{}: it is not a file", at());
             (fs::canonicalize(path).with_context(at)?, Some(found.permissions()))
         }
         Err(_) => (path.to_path_buf(), None),
@@ -233,7 +237,7 @@ pub fn file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -
         }
         Err(_) => replace(path, None, write),
     };
-    wrote.with_context(|| format!("write {}", path.display()))
+    wrote.with_context(|| format!("failed to write {}", path.display()))
 }
 
 /// Writes all and sends it.
@@ -268,8 +272,11 @@ mod tests {
     fn causes_are_told_once() {
         let io = || io::Error::new(io::ErrorKind::NotFound, "no such file");
         let cases = [
-            (anyhow::Error::new(io()).context("read a.txt"), "read a.txt: no such file"),
-            (anyhow::Error::new(io()).context("read a.txt: no such file"), "read a.txt: no such file"),
+            (anyhow::Error::new(io()).context("failed to read a.txt"), "failed to read a.txt: no such file"),
+            (
+                anyhow::Error::new(io()).context("failed to read a.txt: no such file"),
+                "failed to read a.txt: no such file",
+            ),
             (anyhow::Error::new(io()), "no such file"),
         ];
         for (error, expected) in cases {

@@ -1,9 +1,9 @@
 //! What to expect of a model whose routed experts lie partly on a GPU and partly in host memory, from bandwidths: the
 //! same arithmetic for `plan` and for who chooses between that and the CPU alone.
 
-use backend::cpu::read_bandwidth;
-use backend::cuda;
-use backend::cuda::split::Split;
+use cpu::read_bandwidth;
+use gpu::cuda;
+use gpu::cuda::split::Split;
 use model::plan::Plan;
 
 /// Bytes per second of a GPU's memory where there is no GPU to ask, and of the link to it.
@@ -52,7 +52,7 @@ impl Rates {
         HANDOVER * n_layers as f64
     }
 
-    /// The same on the CPU alone.
+    /// Returns the same on the CPU alone.
     pub fn alone(&self, plan: &Plan) -> f64 {
         self.host.max(1.0) / plan.bytes_per_token().max(1) as f64
     }

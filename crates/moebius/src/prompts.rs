@@ -16,11 +16,11 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use checkpoint::Checkpoint;
 use engine::scheduler::{Key, Part, PromptStore};
 use model::plan::Plan;
-use sha2::{Digest, Sha256};
+use ring::digest;
 
 use crate::version;
 
@@ -45,7 +45,7 @@ pub struct Folder {
     pub max_bytes: u64,
 }
 
-/// What the bytes of a cache depend on, but for their sizes: the version that computed them, the model, and how
+/// Returns what the bytes of a cache depend on, but for their sizes: the version that computed them, the model, and how
 /// (`how` names backend and cache type). Of weights it reads some bytes of every tensor.
 ///
 /// # Errors
@@ -57,11 +57,11 @@ pub fn identity(checkpoint: &Checkpoint, plan: &Plan, how: &str) -> Result<[u8; 
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{key} {value:?}");
     }
-    let mut hash = Sha256::new();
-    hash.update(&text);
-    checkpoint.files().iter().for_each(|file| hash.update(file.size().to_le_bytes()));
+    let mut hash = digest::Context::new(&digest::SHA256);
+    hash.update(text.as_bytes());
+    checkpoint.files().iter().for_each(|file| hash.update(&file.size().to_le_bytes()));
     for tensor in checkpoint.tensors() {
-        hash.update(format!("{} {:?} {:?}\n", tensor.name, tensor.shape, tensor.dtype));
+        hash.update(format!("{} {:?} {:?}\n", tensor.name, tensor.shape, tensor.dtype).as_bytes());
         for plane in tensor.extents().iter() {
             for at in [0, plane.len / 2] {
                 let mut sample = vec![0; SAMPLE.min(plane.len - at)];
@@ -70,7 +70,7 @@ pub fn identity(checkpoint: &Checkpoint, plan: &Plan, how: &str) -> Result<[u8; 
             }
         }
     }
-    Ok(hash.finalize().into())
+    Ok(sum(hash))
 }
 
 /// The files of one model in a folder.
@@ -94,13 +94,14 @@ enum Work {
 }
 
 impl Folder {
-    /// The files of a model, and a thread that writes them.
+    /// Returns the files of a model, and a thread that writes them.
     ///
     /// # Errors
     /// The folder cannot be made.
     pub fn open(&self, identity: [u8; 32]) -> Result<Files> {
+        ensure!(!self.path.as_os_str().is_empty(), "use a folder for prompt caches: its name is empty");
         let folder = self.path.join(&hex(&identity)[..16]);
-        private_folder(&folder).with_context(|| format!("make the folder {}", folder.display()))?;
+        private_folder(&folder).with_context(|| format!("failed to make the folder {}", folder.display()))?;
         let (work, inbox) = mpsc::channel();
         let (returned, spare) = mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));
@@ -126,7 +127,7 @@ impl Folder {
                 }
             }
         });
-        let writer = Some(thread.context("start the thread that writes prompt caches")?);
+        let writer = Some(thread.context("failed to start the thread that writes prompt caches")?);
         Ok(Files {
             identity,
             folder,
@@ -157,7 +158,7 @@ impl PromptStore for Files {
             // Another server has evicted it meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => false,
             Err(error) => {
-                tracing::warn!(file = %path.display(), %error, "a stored prompt is ignored");
+                tracing::warn!(file = %path.display(), %error, "ignoring a stored prompt cache");
                 self.damaged.insert(path);
                 self.has_damage = true;
                 false
@@ -230,7 +231,7 @@ impl Writer {
         if let Err(error) = self.try_store(path, header, bytes) {
             self.paused = Some(Instant::now());
             if !std::mem::replace(&mut self.has_warned, true) {
-                tracing::warn!(file = %path.display(), %error, "a prompt cannot be stored; answers are not affected");
+                tracing::warn!(file = %path.display(), %error, "failed to store a prompt cache");
             }
         }
     }
@@ -295,7 +296,7 @@ impl Writer {
             let time = now - Duration::from_micros(i);
             for part in [Part::Page, Part::Window, Part::State] {
                 // Not every block has every part, and not every one is there.
-                let file = OpenOptions::new().append(true).open(self.folder.join(name(key, part)));
+                let file = open_plain(OpenOptions::new().append(true), &self.folder.join(name(key, part)));
                 let _ = file.and_then(|file| file.set_modified(time));
             }
         }
@@ -308,13 +309,15 @@ struct Found {
     used: SystemTime,
 }
 
-/// The files of this module in a folder of any models. Stale temporary ones are removed.
+/// Returns the files of this module in a folder of any models. Stale temporary ones are removed.
 fn files(root: &Path) -> Vec<Found> {
     let mut found = Vec::new();
     let is_hex = |name: &str, n: usize| name.len() == n && name.bytes().all(|b| b.is_ascii_hexdigit());
     let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten();
     for folder in entries(root) {
-        if !folder.file_name().to_str().is_some_and(|name| is_hex(name, 16)) {
+        // A link would lead to files that are not ours.
+        let is_folder = folder.file_type().is_ok_and(|kind| kind.is_dir());
+        if !is_folder || !folder.file_name().to_str().is_some_and(|name| is_hex(name, 16)) {
             continue;
         }
         for entry in entries(&folder.path()) {
@@ -353,28 +356,32 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// All of a header but the checksum.
+/// Returns all of a header but the checksum.
 fn header(identity: &[u8; 32], key: &Key) -> Vec<u8> {
     [&MAGIC[..], identity, &key.0].concat()
 }
 
+fn sum(hash: digest::Context) -> [u8; 32] {
+    let mut sum = [0; 32];
+    sum.copy_from_slice(hash.finish().as_ref());
+    sum
+}
+
 fn checksum(header: &[u8], bytes: &[u8]) -> [u8; 32] {
-    let mut hash = Sha256::new();
+    let mut hash = digest::Context::new(&digest::SHA256);
     hash.update(header);
     hash.update(bytes);
-    hash.finalize().into()
+    sum(hash)
 }
 
 /// Reads a file that has this header and `n_bytes` behind the checksum.
 fn read(path: &Path, header: &[u8], n_bytes: usize, out: &mut Vec<u8>) -> io::Result<()> {
     let bad = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
-    // A pipe, say, would be waited for.
-    let data = fs::symlink_metadata(path)?;
-    let expected = (HEADER_BYTES + n_bytes) as u64;
-    if !data.is_file() || data.len() != expected {
+    let mut file = open_plain(OpenOptions::new().read(true), path)?;
+    let (data, expected) = (file.metadata()?, (HEADER_BYTES + n_bytes) as u64);
+    if data.len() != expected {
         return Err(bad(format!("it has {} bytes, {expected} are expected", data.len())));
     }
-    let mut file = File::open(path)?;
     let mut start = [0; HEADER_BYTES];
     file.read_exact(&mut start)?;
     let (found, sum) = start.split_at(header.len());
@@ -390,10 +397,27 @@ fn read(path: &Path, header: &[u8], n_bytes: usize, out: &mut Vec<u8>) -> io::Re
     Ok(())
 }
 
+/// Opens a regular file. Others may have put a link in its place, or a pipe that would be waited for.
+fn open_plain(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    #[cfg(unix)]
+    {
+        use rustix::fs::OFlags;
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+        std::os::unix::fs::OpenOptionsExt::custom_flags(options, flags);
+    }
+    let file = options.open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is no regular file")),
+    }
+}
+
 /// Makes a folder that only its owner reads: prompts can be guessed from what is stored of them.
 fn private_folder(path: &Path) -> io::Result<()> {
-    if path.is_dir() {
-        return Ok(());
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => return Ok(()),
+        Ok(_) => return Err(io::Error::new(io::ErrorKind::NotADirectory, "a link or a file is in its place")),
+        Err(_) => {}
     }
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -486,6 +510,41 @@ mod tests {
         let mut files = open(folder.path(), max_bytes);
         assert!([0, 1, 58, 59].into_iter().all(|n| load(&mut files, n)) && !load(&mut files, 2));
         assert!(notes.join("notes.page").exists());
+    }
+
+    /// Pipes, links and devices in the places of files and folders: nothing waits, and nothing outside is touched.
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_file_of_ours_is_neither_waited_for_nor_followed() {
+        use std::os::unix::fs::symlink;
+        let (folder, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let place = |n: u8| folder.path().join(&hex(&[7; 32])[..16]).join(name(&key(n), Part::Page));
+        let mut files = open(folder.path(), 1 << 20);
+        (1..5).for_each(|n| store(&mut files, n));
+        drop(files);
+        let whole = outside.path().join("whole");
+        fs::rename(place(2), &whole).unwrap();
+        symlink(&whole, place(2)).unwrap();
+        fs::remove_file(place(1)).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(place(1)).status().unwrap().success());
+        let old = fs::metadata(&whole).unwrap().modified().unwrap();
+        let mut files = open(folder.path(), 1 << 20);
+        files.used((1..5).map(key).collect());
+        assert!(!load(&mut files, 1) && !load(&mut files, 2) && load(&mut files, 3));
+        drop(files);
+        assert_eq!(fs::metadata(&whole).unwrap().modified().unwrap(), old);
+        // A folder of ours that leads elsewhere.
+        let foreign = outside.path().join(format!("{}.page", "a".repeat(64)));
+        fs::write(&foreign, vec![0; 1 << 20]).unwrap();
+        symlink(outside.path(), folder.path().join("0123456789abcdef")).unwrap();
+        let mut files = open(folder.path(), 3 * (BYTES + HEADER_BYTES) as u64);
+        (5..9).for_each(|n| store(&mut files, n));
+        drop(files);
+        assert!(foreign.exists());
+        symlink(outside.path(), folder.path().join(&hex(&[9; 32])[..16])).unwrap();
+        let open = |path: &Path, identity| Folder { path: path.into(), max_bytes: 1 << 20 }.open(identity).map(drop);
+        assert!(open(folder.path(), [9; 32]).is_err_and(|why| format!("{why:#}").contains("a link or a file")));
+        assert!(open(Path::new(""), [7; 32]).is_err_and(|why| why.to_string().contains("its name is empty")));
     }
 
     #[test]

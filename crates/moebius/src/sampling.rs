@@ -1,12 +1,12 @@
-//! The sampling that a model recommends, and how it is shown.
+//! Sampling parameters that a model recommends, and their JSON.
 
 use anyhow::Result;
 use checkpoint::Checkpoint;
 use engine::folder;
-use engine::sampler::{Mirostat, SamplerParams};
-use serde_json::{Value, json};
+use engine::sampler::{PARAMS, ParamValue, SamplerParams};
+use serde_json::{Map, Value};
 
-/// What a model samples with when nobody says otherwise: what its folder recommends, or the embedded model's card.
+/// Returns a model's default parameters: those that its folder recommends, or those of the embedded model's card.
 ///
 /// # Errors
 /// The folder's file cannot be read.
@@ -24,39 +24,72 @@ pub fn of_model(checkpoint: &Checkpoint, embedded: bool) -> Result<SamplerParams
     Ok(params)
 }
 
-/// A number of 32 bits in as few digits as tell it from its neighbours, as it was written.
+/// Returns a number in the fewest digits that tell it from its neighbors, as it was written.
 pub fn number(value: f32) -> Value {
     value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
-/// All parameters, under the names that requests have for them.
+/// Returns a value as JSON.
+pub fn value(value: ParamValue) -> Value {
+    match value {
+        ParamValue::Number(value) => number(value),
+        ParamValue::Count(value) => value.into(),
+    }
+}
+
+/// Returns all parameters, under the names that requests have for them.
 pub fn json(sampling: &SamplerParams) -> Value {
-    json!({
-        "temperature": number(sampling.temperature),
-        "top_p": number(sampling.top_p),
-        "top_k": sampling.top_k,
-        "min_p": number(sampling.min_p),
-        "typical_p": number(sampling.typical_p),
-        "top_n_sigma": number(sampling.top_n_sigma),
-        "repeat_penalty": number(sampling.penalty_repeat),
-        "repeat_last_n": sampling.penalty_last_n,
-        "frequency_penalty": number(sampling.penalty_frequency),
-        "presence_penalty": number(sampling.penalty_presence),
-        "dry_multiplier": number(sampling.dry_multiplier),
-        "dry_base": number(sampling.dry_base),
-        "dry_allowed_length": sampling.dry_allowed_length,
-        "dry_penalty_last_n": sampling.dry_last_n,
-        "xtc_probability": number(sampling.xtc_probability),
-        "xtc_threshold": number(sampling.xtc_threshold),
-        "dynatemp_range": number(sampling.dynatemp_range),
-        "dynatemp_exponent": number(sampling.dynatemp_exponent),
-        "mirostat": match sampling.mirostat {
-            Mirostat::Off => 0,
-            Mirostat::V1 => 1,
-            Mirostat::V2 => 2,
-        },
-        "mirostat_tau": number(sampling.mirostat_tau),
-        "mirostat_eta": number(sampling.mirostat_eta),
-        "min_keep": sampling.min_keep,
-    })
+    PARAMS.iter().map(|param| (param.name.to_string(), value(param.get(sampling)))).collect::<Map<_, _>>().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, FromArgMatches};
+    use engine::sampler::ParamKind;
+    use expect_test::expect_file;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    const PYTHON_HEAD: &str = r#""""The sampling parameters, generated from crates/engine/src/sampler/params.rs by a test of moebius."""
+
+from typing import TypedDict
+
+
+class Sampling(TypedDict, total=False):
+    """Parameters of the sampler; those left out keep the model's defaults."""
+
+"#;
+
+    /// UPDATE_EXPECT=1 writes the file.
+    #[test]
+    fn the_python_package_has_every_parameter() {
+        let mut text = String::from(PYTHON_HEAD);
+        for param in PARAMS {
+            let kind = if matches!(param.kind, ParamKind::Count { .. }) { "int" } else { "float" };
+            text += &format!("    #: {}\n    {}: {kind}\n", param.help, param.name);
+        }
+        expect_file!["../../../python/moebius/_sampling.py"].assert_eq(&text);
+    }
+
+    #[test]
+    fn every_parameter_has_a_flag_under_each_of_its_names() {
+        for param in PARAMS {
+            for name in param.names() {
+                let (text, expected) = match param.kind {
+                    ParamKind::Number { .. } => ("0.25", ParamValue::Number(0.25)),
+                    ParamKind::Count { .. } => ("1", ParamValue::Count(1)),
+                };
+                let flag = format!("--{}", name.replace('_', "-"));
+                let matches = Cli::command().try_get_matches_from(["moebius", "run", "hi", &flag, text]).unwrap();
+                let Command::Run(run) = Cli::from_arg_matches(&matches).unwrap().command else { panic!("run") };
+                let mut params = SamplerParams::default();
+                run.sampling.apply(&mut params);
+                assert_eq!(param.get(&params), expected, "{flag}");
+                assert_eq!(json(&params)[param.name], value(expected), "{flag}");
+                let wrong = Cli::command().try_get_matches_from(["moebius", "run", "hi", &flag, "many"]);
+                assert!(wrong.unwrap_err().to_string().contains("it must be"), "{flag}");
+            }
+        }
+    }
 }

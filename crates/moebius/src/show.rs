@@ -39,7 +39,7 @@ impl Show {
         Show { parser, terminal: out.is_terminal(), out, quiet, said: Said::default(), events: Vec::new(), ink: None }
     }
 
-    /// The same, with words wrapped and Markdown's marks shown as what they mean where it is a terminal.
+    /// Returns the same, with words wrapped and Markdown's marks shown as what they mean where it is a terminal.
     pub fn inked(self) -> Show {
         let width = terminal_size::terminal_size().map_or(80, |(width, _)| usize::from(width.0));
         let ink = self.terminal.then(|| Ink::new(width));

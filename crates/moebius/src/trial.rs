@@ -30,7 +30,7 @@ pub fn start_with(program: Vec<OsString>) {
     let _ = PROGRAM.set(program);
 }
 
-/// Where this program tries grammars; none where it cannot start itself.
+/// Returns where this program tries grammars; none where it cannot start itself.
 pub fn process() -> Option<Arc<dyn Trial>> {
     let program = match PROGRAM.get() {
         Some(program) => program.clone(),
@@ -100,9 +100,9 @@ fn too_costly() -> Error {
 
 /// The job of the process: a message from stdin, what becomes of it to stdout.
 pub fn run() -> Result<()> {
-    limit().context("limit a trial")?;
+    limit().context("failed to limit a trial")?;
     let mut message = String::new();
-    std::io::stdin().take(MAX_MESSAGE_BYTES).read_to_string(&mut message).context("read a grammar")?;
+    std::io::stdin().take(MAX_MESSAGE_BYTES).read_to_string(&mut message).context("failed to read a grammar")?;
     let (kind, why) = match grammar::attempt(&message) {
         Ok(()) => ("ok", String::new()),
         Err(Error::Rule(why)) => ("rule", why),
@@ -110,7 +110,7 @@ pub fn run() -> Result<()> {
         Err(Error::TooCostly(_)) => ("costly", String::new()),
         Err(other) => ("setup", other.to_string()),
     };
-    std::io::stdout().write_all(format!("{kind}\n{why}").as_bytes()).context("write what became of a grammar")
+    std::io::stdout().write_all(format!("{kind}\n{why}").as_bytes()).context("failed to write what became of a grammar")
 }
 
 /// Gives this process its limits: memory, time of the processor, no core file.

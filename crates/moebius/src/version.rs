@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use backend::cpu::Isa;
+use cpu::Isa;
 
 /// The commit it was built from; empty where that is not known.
 pub const COMMIT: &str = env!("MOEBIUS_BUILD_COMMIT");
@@ -33,7 +33,7 @@ pub fn short() -> &'static str {
     &SHORT
 }
 
-/// All of it, a line each.
+/// Returns all of it, a line each.
 pub fn long() -> &'static str {
     &LONG
 }

@@ -2,10 +2,12 @@
 //! words that users see; here is what cannot be said there: the model, waiting without Python's lock, Ctrl-C.
 
 use std::ffi::OsString;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, mpsc};
 use std::time::Duration;
 
-use moebius::local::{self, Got, Local};
+use moebius::local::{self, Got, Local, Wanted};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -26,20 +28,7 @@ impl Engine {
     /// Loads a model; flags are those of `moebius serve`.
     #[new]
     fn new(py: Python<'_>, flags: Vec<String>) -> PyResult<Engine> {
-        // On a thread of its own: Ctrl-C need not wait until a large model is loaded.
-        let (send, loaded) = mpsc::sync_channel(1);
-        let load = move || send.send(Local::open(words(flags)));
-        std::thread::Builder::new().name("load".into()).spawn(load)?;
-        let loaded = Mutex::new(loaded);
-        loop {
-            match py.detach(|| lock(&loaded).recv_timeout(PATIENCE)) {
-                Ok(local) => return local.map(Engine).map_err(failed),
-                Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
-                Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    return Err(Error::new_err("failed to load the model: its thread has ended"));
-                }
-            }
-        }
+        apart(py, move || Local::open(words(flags))).map(Engine)
     }
 
     /// What the model is.
@@ -56,6 +45,8 @@ impl Engine {
         dict.set_item("size_bytes", about.bytes)?;
         dict.set_item("embedded", about.is_embedded)?;
         dict.set_item("has_chat_template", about.has_chat_template)?;
+        dict.set_item("parallel", about.parallel)?;
+        dict.set_item("routers", about.routers)?;
         dict.set_item("backend", &self.0.backend)?;
         dict.set_item("notes", &self.0.notes)?;
         Ok(dict)
@@ -64,24 +55,28 @@ impl Engine {
     /// A request to a route of the server; POST where it has a body.
     #[pyo3(signature = (path, body=None))]
     fn call(&self, path: &str, body: Option<String>) -> PyResult<Call> {
-        Ok(Call(Mutex::new(Some(self.0.call(path, body).map_err(failed)?))))
+        let call = Mutex::new(Some(self.0.call(path, body).map_err(failed)?));
+        Ok(Call { call, is_cancelled: AtomicBool::new(false) })
     }
 
-    /// Logits behind each of some tokens: rows of f32 in the machine's order.
-    fn logits<'py>(
+    /// What a model computes at some tokens, as rows in the machine's order: logits, hidden states, ids of experts
+    /// (u16) and their weights; empty where it is not wanted or not known.
+    fn trace<'py>(
         &self,
         py: Python<'py>,
         tokens: Vec<u32>,
-        start: usize,
-        positions: usize,
-    ) -> PyResult<Bound<'py, PyBytes>> {
-        let logits = py.detach(|| self.0.logits(&tokens, start, positions)).map_err(failed)?;
-        PyBytes::new_with(py, size_of_val(&logits[..]), |bytes| {
-            for (to, x) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(&logits) {
-                *to = x.to_ne_bytes();
-            }
-            Ok(())
-        })
+        place: (usize, usize),
+        wanted: (bool, bool, bool),
+    ) -> PyResult<[Bound<'py, PyBytes>; 4]> {
+        let ((start, positions), (logits, hidden, experts)) = (place, wanted);
+        let wanted = Wanted { logits, hidden, experts };
+        let traced = py.detach(|| self.0.trace(&tokens, start, positions, wanted)).map_err(failed)?;
+        Ok([
+            numbers(py, &traced.logits, f32::to_ne_bytes)?,
+            numbers(py, &traced.hidden, f32::to_ne_bytes)?,
+            numbers(py, &traced.experts, u16::to_ne_bytes)?,
+            numbers(py, &traced.weights, f32::to_ne_bytes)?,
+        ])
     }
 
     /// Sequences that are computed or wait, and pages of the cache that are in use.
@@ -103,7 +98,10 @@ impl Engine {
 
 /// A request under way.
 #[pyclass(frozen, module = "moebius._native")]
-struct Call(Mutex<Option<local::Call>>);
+struct Call {
+    call: Mutex<Option<local::Call>>,
+    is_cancelled: AtomicBool,
+}
 
 #[pymethods]
 impl Call {
@@ -126,16 +124,28 @@ impl Call {
         }
     }
 
-    /// Ends the request; what it had in the engine is free before the next step.
+    /// Ends the request; what it had in the engine is free before the next step. Waits for nothing: a thread that waits
+    /// for the answer ends the request in a moment.
     fn cancel(&self, py: Python<'_>) {
-        py.detach(|| drop(lock(&self.0).take()));
+        self.is_cancelled.store(true, Ordering::Release);
+        py.detach(|| match self.call.try_lock() {
+            Ok(mut call) => drop(call.take()),
+            Err(TryLockError::Poisoned(call)) => drop(call.into_inner().take()),
+            Err(TryLockError::WouldBlock) => {}
+        });
     }
 }
 
 impl Call {
     fn wait(&self, py: Python<'_>) -> PyResult<Got> {
         loop {
-            let got = py.detach(|| lock(&self.0).as_mut().map(|call| call.wait(PATIENCE)));
+            let got = py.detach(|| {
+                let mut call = lock(&self.call);
+                if self.is_cancelled.load(Ordering::Acquire) {
+                    *call = None;
+                }
+                call.as_mut().map(|call| call.wait(PATIENCE))
+            });
             if let Err(interrupt) = py.check_signals() {
                 // Whoever handles it may hold this call for long, by the frames of its traceback.
                 self.cancel(py);
@@ -175,6 +185,12 @@ fn main(py: Python<'_>, args: Vec<OsString>) -> u8 {
     py.detach(|| moebius::main(args))
 }
 
+/// Fetches a model of Hugging Face's unless it is here; the path to load.
+#[pyfunction]
+fn pull(py: Python<'_>, name: PathBuf) -> PyResult<PathBuf> {
+    apart(py, move || local::pull(&name))
+}
+
 /// Says how another process becomes this program: a command before its arguments.
 #[pyfunction]
 fn start_with(command: Vec<OsString>) {
@@ -189,7 +205,38 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Call>()?;
     module.add_class::<Server>()?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
+    module.add_function(wrap_pyfunction!(pull, module)?)?;
     module.add_function(wrap_pyfunction!(start_with, module)?)
+}
+
+/// Does what takes long on another thread, so that Ctrl-C need not wait for its end.
+fn apart<T: Send + 'static>(py: Python<'_>, act: impl FnOnce() -> anyhow::Result<T> + Send + 'static) -> PyResult<T> {
+    let (send, done) = mpsc::sync_channel(1);
+    std::thread::Builder::new().name("load".into()).spawn(move || send.send(act()))?;
+    let done = Mutex::new(done);
+    loop {
+        match py.detach(|| lock(&done).recv_timeout(PATIENCE)) {
+            Ok(result) => return result.map_err(failed),
+            Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(Error::new_err("failed to load the model: its thread has ended"));
+            }
+        }
+    }
+}
+
+/// Numbers as bytes, for NumPy.
+fn numbers<'py, T: Copy, const N: usize>(
+    py: Python<'py>,
+    numbers: &[T],
+    bytes_of: impl Fn(T) -> [u8; N],
+) -> PyResult<Bound<'py, PyBytes>> {
+    PyBytes::new_with(py, N * numbers.len(), |bytes| {
+        for (to, &number) in bytes.as_chunks_mut::<N>().0.iter_mut().zip(numbers) {
+            *to = bytes_of(number);
+        }
+        Ok(())
+    })
 }
 
 fn words(flags: Vec<String>) -> Vec<OsString> {
@@ -198,7 +245,7 @@ fn words(flags: Vec<String>) -> Vec<OsString> {
 
 /// An error as a sentence with its causes.
 fn failed(error: anyhow::Error) -> PyErr {
-    Error::new_err(format!("failed to {}", moebius::causes(&error)))
+    Error::new_err(moebius::causes(&error))
 }
 
 /// What a lock guards here stays whole when a thread ends inside.

@@ -1,4 +1,4 @@
-//! Activations as the dot products read them: quantised once per row by one defined rule.
+//! Activations as the dot products read them: quantized once per row by one defined rule.
 //!
 //! Rows are structures of arrays so that kernels load full vectors and broadcast scales. Knows nothing of weights.
 //!
@@ -72,7 +72,7 @@ pub enum ActRow<'a> {
 /// A row of 32-blocks: `x[32·b + i] ≈ d[b] · q[32·b + i]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Act32<'a, Q> {
-    /// Quantised values, `[n]`, in `-32767..=32767` or `-127..=127`.
+    /// Quantized values, `[n]`, in `-32767..=32767` or `-127..=127`.
     pub q: &'a [Q],
     /// Scale of each block, `[n/32]`. NaN when the block held a value that is not finite.
     pub d: &'a [f32],
@@ -86,7 +86,7 @@ pub struct Act32<'a, Q> {
 /// and keeps one outlier from blunting the 224 values that do not share its sub-block.
 #[derive(Clone, Copy, Debug)]
 pub struct Act256<'a> {
-    /// Quantised values, `[n]`, in `-127..=127`.
+    /// Quantized values, `[n]`, in `-127..=127`.
     pub q: &'a [i8],
     /// Sub-scales in `1..=15`, `[n/32]`.
     pub u: &'a [u8],
@@ -99,12 +99,12 @@ pub struct Act256<'a> {
 /// Below this largest magnitude a block is zero; the module's text proves that it keeps all scales normal.
 const AMAX_MIN: f32 = 1e-30;
 
-/// The largest magnitude of `x`, by the integer maximum that sees NaN and inf.
+/// Returns the largest magnitude of `x`, by the integer maximum that sees NaN and inf.
 pub fn amax(x: &[f32]) -> f32 {
     f32::from_bits(x.iter().map(|x| x.to_bits() & 0x7fff_ffff).max().unwrap_or(0))
 }
 
-/// Quantises `x`, any number of 32-blocks, into the parts of [`ActKind::Block32`].
+/// Quantizes `x`, any number of 32-blocks, into the parts of [`ActKind::Block32`].
 ///
 /// # Panics
 /// When the lengths are not `n`, `n`, `n/32`, `n/32` with 32 dividing `n`.
@@ -112,7 +112,7 @@ pub fn quantise32(x: &[f32], q: &mut [i16], d: &mut [f32], sums: &mut [i32]) {
     blocks32(x, q, d, sums, 32767.0, |q| q as i16);
 }
 
-/// Quantises `x`, any number of 32-blocks, into the parts of [`ActKind::Byte32`].
+/// Quantizes `x`, any number of 32-blocks, into the parts of [`ActKind::Byte32`].
 ///
 /// # Panics
 /// As [`quantise32`].
@@ -147,7 +147,7 @@ fn blocks32<Q: Copy + Default + Into<i32>>(
     }
 }
 
-/// Quantises `x`, any number of 256-blocks, into the parts of [`Act256`].
+/// Quantizes `x`, any number of 256-blocks, into the parts of [`Act256`].
 ///
 /// # Panics
 /// When the lengths are not `n`, `n`, `n/32`, `n/256`, `n/16` with 256 dividing `n`.
@@ -185,7 +185,7 @@ fn super_block(x: &[f32; 256], q: &mut [i8; 256], u: &mut [u8; 8], d: &mut f32, 
     }
 }
 
-/// The scale of a block without integers, whose largest magnitude is `amax`; `None` for other blocks.
+/// Returns the scale of a block without integers, whose largest magnitude is `amax`; `None` for other blocks.
 #[inline]
 pub fn empty_scale(amax: f32) -> Option<f32> {
     if !amax.is_finite() {

@@ -1,4 +1,4 @@
-//! The two integer forms that every quantised block unpacks to.
+//! The two integer forms that every quantized block unpacks to.
 //!
 //! The files of [`crate::types`] decode the bits of a format; from here on all formats of one block length are alike.
 //! Knows no format.

@@ -42,7 +42,7 @@ use crate::decode::decode_row;
 use crate::planes::Planes;
 use crate::types::{Codec, WeightType, planar};
 
-/// The dot product of a row of weights and a row of activations of the same length, by the law of the crate.
+/// Returns the dot product of a row of weights and a row of activations of the same length, by the law of the crate.
 ///
 /// # Panics
 /// When the activations are not of the kind `t.act()`, or the rows differ in length.

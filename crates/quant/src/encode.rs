@@ -33,7 +33,7 @@ use super_block::{encode256, encode256_min};
 
 /// Encodes a row of weights into `row`.
 ///
-/// F32, F16 and BF16 round each value to the nearest, ties to even, and keep NaN and infinities. Quantised types take
+/// F32, F16 and BF16 round each value to the nearest, ties to even, and keep NaN and infinities. Quantized types take
 /// NaN as 0 and an infinity as the largest f32 of its sign; values beyond what an f16 scale reaches saturate, as do
 /// values past 1e38 in affine types, so what they decode to is always finite. Blocks of values below some 1e-7 become
 /// zero, as f16 scales do.
@@ -52,7 +52,7 @@ pub struct RowUse<'a> {
     /// mean: one that was never seen keeps a share. Large weights count somewhat more, but for types of less than three
     /// bits. Floats have no errors to weigh.
     pub importance: Option<&'a [f32]>,
-    /// Whether the products of the matrix are normalised, as Gemma does with what attention gives: what they lose in
+    /// Whether the products of the matrix are normalized, as Gemma does with what attention gives: what they lose in
     /// length is then restored, and scales stay those of least squares.
     pub is_normalised: bool,
 }
@@ -220,8 +220,8 @@ fn ints<S: Simd>(q: &[f32x8<S>; 32], d: [f32; 8], m: [f32; 8]) -> [Ints32; 8] {
     ints
 }
 
-/// The e8m0 half with the least error: that which puts the largest magnitude's power of two on the table's, the next,
-/// which clips nothing, or the one before.
+/// Returns the e8m0 half with the least error: that which puts the largest magnitude's power of two on the table's, the
+/// next, which clips nothing, or the one before.
 #[inline(always)]
 fn power_of_two<S: Simd>(simd: S, blocks: &Blocks<S, 32>, grid: Table) -> [Ints32; 8] {
     let (mut least, mut d, mut in_d) = ([f32::INFINITY; 8], [0.0; 8], [0.0; 8]);
@@ -393,7 +393,7 @@ mod tests {
     }
 
     /// Errors of [`COSTS`] are unbiased: along its own direction a row keeps its length, but where the products are
-    /// normalised and the least error counts alone.
+    /// normalized and the least error counts alone.
     #[test]
     fn rows_do_not_shrink() {
         let x = normal(32 * 256);

@@ -8,6 +8,19 @@
 //! unpacks to in [`block`]; the slices of a row in [`planes`]; what is computed from them in [`decode`], [`encode`] and
 //! [`dot`]; activations in [`act`].
 //!
+//! ```
+//! use quant::{PlanesBuf, WeightType, decode_row, encode_row};
+//!
+//! let x: Vec<f32> = (0..64).map(|i| (i as f32 * 0.37).sin()).collect();
+//! let mut row = PlanesBuf::new(WeightType::Q8_0.plane_bytes(x.len()).unwrap());
+//! encode_row(WeightType::Q8_0, &x, row.get_mut());
+//!
+//! let mut back = [0.0; 64];
+//! decode_row(WeightType::Q8_0, row.get(), &mut back);
+//! // An integer step of a block is its largest value over 127.
+//! assert!(x.iter().zip(back).all(|(a, b)| (a - b).abs() < 1.0 / 254.0 + 1e-3));
+//! ```
+//!
 //! # The CPU law, in one place
 //! * Weights of 32-block types of at most 6 bits meet activations of [`act::ActKind::Byte32`]: 8-bit integers with one
 //!   f32 scale per 32 values. Those of 8 bits meet [`act::ActKind::Block32`]: 16-bit integers with one f32 scale per 32

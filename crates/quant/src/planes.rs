@@ -81,7 +81,7 @@ impl<'a> Planes<'a> {
         PlaneBytes { q: self.q.len(), scales: self.scales.len(), biases: self.biases.len() }
     }
 
-    /// Whether no plane holds a byte.
+    /// Returns whether no plane holds a byte.
     pub fn is_empty(self) -> bool {
         self.len() == PlaneBytes::default()
     }
@@ -105,7 +105,7 @@ impl<'a> PlanesMut<'a> {
         PlaneBytes { q: self.q.len(), scales: self.scales.len(), biases: self.biases.len() }
     }
 
-    /// Whether no plane holds a byte.
+    /// Returns whether no plane holds a byte.
     pub fn is_empty(&self) -> bool {
         self.len() == PlaneBytes::default()
     }

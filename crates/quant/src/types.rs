@@ -5,6 +5,7 @@ pub mod grid;
 mod grid_tables;
 pub mod iq;
 pub mod k;
+pub mod layout;
 pub mod legacy;
 pub mod planar;
 pub mod small_float;
@@ -214,24 +215,24 @@ static TABLE: [Row; 26] = [
     row(T::Q5_0,   "q5_0",   6,  22, codec!(legacy::unpack_q5_0, legacy::pack_q5_0, Range(-16, 15), false)),
     row(T::Q5_1,   "q5_1",   7,  24, codec!(legacy::unpack_q5_1, legacy::pack_q5_1, Range(0, 31), true)),
     row(T::Q8_0,   "q8_0",   8,  34, codec!(legacy::unpack_q8_0, legacy::pack_q8_0, Range(-127, 127), false)),
-    row(T::Q2_K,   "q2_k",  10,  84, codec!(k::unpack_q2_k, k::pack_q2_k, Range(0, 3), (16, 0, 15), true)),
-    row(T::Q3_K,   "q3_k",  11, 110, codec!(k::unpack_q3_k, k::pack_q3_k, Range(-4, 3), (16, -32, 31), false)),
-    row(T::Q4_K,   "q4_k",  12, 144, codec!(k::unpack_q4_k, k::pack_q4_k, Range(0, 15), (32, 0, 63), true)),
-    row(T::Q5_K,   "q5_k",  13, 176, codec!(k::unpack_q5_k, k::pack_q5_k, Range(0, 31), (32, 0, 63), true)),
-    row(T::Q6_K,   "q6_k",  14, 210, codec!(k::unpack_q6_k, k::pack_q6_k, Range(-32, 31), (16, -128, 127), false)),
+    row(T::Q2_K,   "q2_k",  10,  layout::Q2_K.bytes, codec!(k::unpack_q2_k, k::pack_q2_k, Range(0, 3), (16, 0, 15), true)),
+    row(T::Q3_K,   "q3_k",  11, layout::Q3_K.bytes, codec!(k::unpack_q3_k, k::pack_q3_k, Range(-4, 3), (16, -32, 31), false)),
+    row(T::Q4_K,   "q4_k",  12, layout::Q4_K.bytes, codec!(k::unpack_q4_k, k::pack_q4_k, Range(0, 15), (32, 0, 63), true)),
+    row(T::Q5_K,   "q5_k",  13, layout::Q5_K.bytes, codec!(k::unpack_q5_k, k::pack_q5_k, Range(0, 31), (32, 0, 63), true)),
+    row(T::Q6_K,   "q6_k",  14, layout::Q6_K.bytes, codec!(k::unpack_q6_k, k::pack_q6_k, Range(-32, 31), (16, -128, 127), false)),
     row(T::IQ4_NL, "iq4_nl", 20, 18, codec!(iq::unpack_iq4_nl, iq::pack_iq4_nl, Table(&iq::IQ4_NEAREST), false)),
-    row(T::IQ4_XS, "iq4_xs", 23, 136, codec!(iq::unpack_iq4_xs, iq::pack_iq4_xs, Table(&iq::IQ4_NEAREST),
+    row(T::IQ4_XS, "iq4_xs", 23, layout::IQ4_XS.bytes, codec!(iq::unpack_iq4_xs, iq::pack_iq4_xs, Table(&iq::IQ4_NEAREST),
         (32, -32, 31), false)),
     row(T::MXFP4,  "mxfp4", 39,  17, codec!(iq::unpack_mxfp4, iq::pack_mxfp4, PowerOfTwo(&iq::E2M1_NEAREST), false)),
-    row(T::IQ2_XXS, "iq2_xxs", 16,  66, codec!(Grid, grid::unpack_iq2_xxs, encode::grid::iq2_xxs)),
-    row(T::IQ2_XS,  "iq2_xs",  17,  74, codec!(Grid, grid::unpack_iq2_xs, encode::grid::iq2_xs)),
-    row(T::IQ2_S,   "iq2_s",   22,  82, codec!(Grid, grid::unpack_iq2_s, encode::grid::iq2_s)),
-    row(T::IQ3_XXS, "iq3_xxs", 18,  98, codec!(Grid, grid::unpack_iq3_xxs, encode::grid::iq3_xxs)),
-    row(T::IQ3_S,   "iq3_s",   21, 110, codec!(Grid, grid::unpack_iq3_s, encode::grid::iq3_s)),
-    row(T::IQ1_S,   "iq1_s",   19,  50, codec!(Grid, grid::unpack_iq1_s, encode::grid::iq1_s)),
-    row(T::IQ1_M,   "iq1_m",   29,  56, codec!(Grid, grid::unpack_iq1_m, encode::grid::iq1_m)),
-    row(T::TQ1_0,   "tq1_0",   34,  54, codec!(Grid, grid::unpack_tq1_0, encode::grid::tq1_0)),
-    row(T::TQ2_0,   "tq2_0",   35,  66, codec!(Grid, grid::unpack_tq2_0, encode::grid::tq2_0)),
+    row(T::IQ2_XXS, "iq2_xxs", 16,  layout::IQ2_XXS.bytes, codec!(Grid, grid::unpack_iq2_xxs, encode::grid::iq2_xxs)),
+    row(T::IQ2_XS,  "iq2_xs",  17,  layout::IQ2_XS.bytes, codec!(Grid, grid::unpack_iq2_xs, encode::grid::iq2_xs)),
+    row(T::IQ2_S,   "iq2_s",   22,  layout::IQ2_S.bytes, codec!(Grid, grid::unpack_iq2_s, encode::grid::iq2_s)),
+    row(T::IQ3_XXS, "iq3_xxs", 18,  layout::IQ3_XXS.bytes, codec!(Grid, grid::unpack_iq3_xxs, encode::grid::iq3_xxs)),
+    row(T::IQ3_S,   "iq3_s",   21, layout::IQ3_S.bytes, codec!(Grid, grid::unpack_iq3_s, encode::grid::iq3_s)),
+    row(T::IQ1_S,   "iq1_s",   19,  layout::IQ1_S.bytes, codec!(Grid, grid::unpack_iq1_s, encode::grid::iq1_s)),
+    row(T::IQ1_M,   "iq1_m",   29,  layout::IQ1_M.bytes, codec!(Grid, grid::unpack_iq1_m, encode::grid::iq1_m)),
+    row(T::TQ1_0,   "tq1_0",   34,  layout::TQ1_0.bytes, codec!(Grid, grid::unpack_tq1_0, encode::grid::tq1_0)),
+    row(T::TQ2_0,   "tq2_0",   35,  layout::TQ2_0.bytes, codec!(Grid, grid::unpack_tq2_0, encode::grid::tq2_0)),
     row(T::NVFP4,  "nvfp4",   40,  36, codec!(Fp4, small_float::decode_nvfp4, small_float::encode_nvfp4)),
 ];
 
@@ -285,7 +286,7 @@ impl WeightType {
         all
     };
 
-    /// Its index in [`WeightType::ALL`].
+    /// Returns its index in [`WeightType::ALL`].
     pub fn index(self) -> usize {
         match self {
             Self::F32 => 0,
@@ -321,17 +322,17 @@ impl WeightType {
         }
     }
 
-    /// The type with this number in a GGUF tensor header; `None` when it is not one of ours.
+    /// Returns the type with this number in a GGUF tensor header; `None` when it is not one of ours.
     pub fn from_ggml_id(id: u32) -> Option<Self> {
         TABLE.iter().find(|r| r.ggml_id == id).map(|r| r.ty)
     }
 
-    /// Its number in a GGUF tensor header; `None` for a planar type, which a GGUF file cannot hold.
+    /// Returns its number in a GGUF tensor header; `None` for a planar type, which a GGUF file cannot hold.
     pub fn ggml_id(self) -> Option<u32> {
         self.entry().map(|row| row.ggml_id)
     }
 
-    /// Its name, lower case.
+    /// Returns its name, lower case.
     pub fn name(self) -> &'static str {
         match self {
             Self::Affine(a) => a.name(),
@@ -379,7 +380,7 @@ impl WeightType {
         n.is_multiple_of(self.block_len()).then(|| self.block_planes().times(n / self.block_len()))?
     }
 
-    /// The form of the activations it is multiplied with.
+    /// Returns the form of the activations it is multiplied with.
     pub fn act(self) -> ActKind {
         match self.codec() {
             Codec::Float { .. } | Codec::Fp4 { .. } | Codec::Fp4Scaled | Codec::Float8 => ActKind::F32,
@@ -390,7 +391,7 @@ impl WeightType {
         }
     }
 
-    /// Whether its blocks carry a minimum, so that a dot product takes the second multiply-add.
+    /// Returns whether its blocks carry a minimum, so that a dot product takes the second multiply-add.
     pub fn has_min(self) -> bool {
         match self.codec() {
             Codec::Small { has_min, .. } | Codec::Super { has_min, .. } => has_min,
@@ -400,7 +401,7 @@ impl WeightType {
         }
     }
 
-    /// A power of two that its scales are multiplied with: 1, but for types with code books.
+    /// Returns a power of two that its scales are multiplied with: 1, but for types with code books.
     pub const fn factor(self) -> f32 {
         match self {
             Self::IQ2_XXS | Self::IQ2_XS | Self::IQ2_S | Self::IQ1_S | Self::IQ1_M => 0.125,
@@ -418,7 +419,7 @@ impl WeightType {
         }
     }
 
-    /// Its row of the table; planar types have none.
+    /// Returns its row of the table; planar types have none.
     fn entry(self) -> Option<&'static Row> {
         TABLE.get(self.index())
     }
@@ -430,12 +431,12 @@ impl fmt::Display for WeightType {
     }
 }
 
-/// The bytes of one block; a test checks that the block sizes of the table and of the functions agree.
+/// Returns the bytes of one block; a test checks that the block sizes of the table and of the functions agree.
 fn arr<const N: usize>(bytes: &[u8]) -> &[u8; N] {
     bytes.try_into().expect("a block is as long as the table says")
 }
 
-/// The f16 at `b[at..at + 2]`, exactly.
+/// Returns the f16 at `b[at..at + 2]`, exactly.
 fn f16_at(b: &[u8], at: usize) -> f32 {
     half::f16::from_le_bytes([b[at], b[at + 1]]).to_f32_const()
 }

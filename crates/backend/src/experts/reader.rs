@@ -11,8 +11,8 @@ use checkpoint::{Extent, Extents};
 
 use super::layout::Room;
 use super::source::Source;
-use crate::cpu::mem::Arena;
 use crate::{Cause, CompileError};
+use sys::arena::Arena;
 
 /// Threads. They wait for the disk and take no core.
 const THREADS: usize = 8;

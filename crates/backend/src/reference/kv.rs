@@ -3,11 +3,13 @@
 use model::plan::CacheDecl;
 
 use super::ops::softcap;
-use crate::{Batch, Chunk, CompileError, Limits, PAGE};
+use crate::{Batch, CacheType, Chunk, CompileError, KvType, Limits, PAGE};
 
 /// Keys and values of one layer, f32.
 pub struct Kv {
     decl: CacheDecl,
+    /// What its numbers are rounded to.
+    rounds: CacheType,
     k: Vec<f32>, // [n_pages, PAGE, n_kv, d_k]
     v: Vec<f32>, // [n_pages, PAGE, n_kv, d_v]; empty when values are a part of the keys
 }
@@ -17,13 +19,15 @@ pub struct Scores {
     pub n_head: usize,
     pub scale: f32,
     pub window: Option<usize>,
+    /// The window begins at a multiple of its length.
+    pub chunked: bool,
     pub softcap: Option<f32>,
     /// `[n_head]`.
     pub sinks: Option<Vec<f32>>,
 }
 
 impl Kv {
-    pub fn new(decl: CacheDecl, limits: Limits) -> Result<Self, CompileError> {
+    pub fn new(decl: CacheDecl, rounds: CacheType, limits: Limits) -> Result<Self, CompileError> {
         let n_pages = if decl.window.is_some() { limits.n_window_pages } else { limits.n_pages };
         let room = |d: usize| -> Result<Vec<f32>, CompileError> {
             let n = n_pages.saturating_mul(PAGE).saturating_mul(decl.n_kv * d);
@@ -33,7 +37,7 @@ impl Kv {
             values.resize(n, f32::NAN);
             Ok(values)
         };
-        Ok(Self { decl, k: room(decl.d_k)?, v: room(if decl.v_in_k { 0 } else { decl.d_v })? })
+        Ok(Self { decl, rounds, k: room(decl.d_k)?, v: room(if decl.v_in_k { 0 } else { decl.d_v })? })
     }
 
     /// Writes the keys `[T, n_kv · d_k]` and values `[T, n_kv · d_v]` of the step's tokens at their positions.
@@ -41,9 +45,10 @@ impl Kv {
         let (k_row, v_row) = (self.decl.n_kv * self.decl.d_k, self.decl.n_kv * self.decl.d_v);
         for (chunk, token, pos) in tokens(batch) {
             let slot = self.slot(batch, chunk, pos);
-            self.k[slot * k_row..][..k_row].copy_from_slice(&k[token * k_row..][..k_row]);
+            let CacheType { k: of_k, v: of_v } = self.rounds;
+            write(of_k, self.decl.d_k, &k[token * k_row..][..k_row], &mut self.k[slot * k_row..][..k_row]);
             if let Some(v) = v {
-                self.v[slot * v_row..][..v_row].copy_from_slice(&v[token * v_row..][..v_row]);
+                write(of_v, self.decl.d_v, &v[token * v_row..][..v_row], &mut self.v[slot * v_row..][..v_row]);
             }
         }
     }
@@ -54,7 +59,10 @@ impl Kv {
         let (values, v_stride) = if v_in_k { (&self.k, d_k) } else { (&self.v, d_v) };
         let mut out = Vec::with_capacity(batch.tokens.len() * params.n_head * d_v);
         for (chunk, token, pos) in tokens(batch) {
-            let first = params.window.map_or(0, |window| (pos + 1).saturating_sub(window));
+            let first = match params.window {
+                Some(chunk) if params.chunked => pos - pos % chunk,
+                window => window.map_or(0, |window| (pos + 1).saturating_sub(window)),
+            };
             let slots: Vec<usize> = (first..=pos).map(|p| self.slot(batch, chunk, p)).collect();
             for head in 0..params.n_head {
                 let kv_head = head / (params.n_head / n_kv);
@@ -86,6 +94,12 @@ impl Kv {
     fn slot(&self, batch: &Batch, chunk: &Chunk, pos: usize) -> usize {
         batch.page(chunk, self.decl.window.is_some(), pos / PAGE) as usize * PAGE + pos % PAGE
     }
+}
+
+/// Writes heads of `width` numbers, rounded to a type.
+fn write(t: KvType, width: usize, x: &[f32], out: &mut [f32]) {
+    out.copy_from_slice(x);
+    out.chunks_exact_mut(width).for_each(|head| t.round(head));
 }
 
 /// Chunk, index in the step and position of every token of the step.

@@ -18,15 +18,21 @@ use crate::drafts::Uncommitted;
 use crate::residency::Residency;
 use crate::routing::RoutingTrace;
 use crate::{
-    Backend, Batch, Cause, Chunk, CompileError, Failure, Fault, Footprint, Kinds, Limits, Output, PAGE, Part, Picks,
-    Program, RouterInfo, StepError, weights,
+    Backend, Batch, CacheType, Cause, Chunk, CompileError, Drafts, Failure, Fault, Footprint, Kinds, Limits, Output,
+    PAGE, Part, Picks, Profile, Program, RouterInfo, Save, StepError, StreamStats, SumInputs, weights,
 };
 use kv::Kv;
 use ops::Matrix;
+use std::sync::atomic::AtomicBool;
 
 /// The backend.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reference;
+
+/// The reference with a cache whose numbers are rounded to these types: what a backend that stores such a cache is held
+/// to.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounded(pub CacheType);
 
 impl Backend for Reference {
     fn name(&self) -> &'static str {
@@ -64,10 +70,35 @@ impl Backend for Reference {
         checkpoint: Arc<Checkpoint>,
         limits: Limits,
     ) -> Result<Box<dyn Program>, CompileError> {
+        Rounded(CacheType::F32).compile(plan, checkpoint, limits)
+    }
+}
+
+impl Backend for Rounded {
+    fn name(&self) -> &'static str {
+        Reference.name()
+    }
+
+    fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
+        Reference.lower(plan)
+    }
+
+    /// As that of [`Reference`], since rounded numbers are kept in f32.
+    fn footprint(&self, plan: &ValidPlan, limits: Limits) -> Footprint {
+        Reference.footprint(plan, limits)
+    }
+
+    fn compile(
+        &self,
+        plan: &ValidPlan,
+        checkpoint: Arc<Checkpoint>,
+        limits: Limits,
+    ) -> Result<Box<dyn Program>, CompileError> {
         Kinds::of(plan).check(limits)?;
+        self.0.check(self.name(), plan)?;
         checkpoint.hold_repacked()?;
         plan.weights.iter().try_for_each(|decl| weights::slabs(&checkpoint, decl).map(drop))?;
-        let kv = plan.caches.iter().map(|cache| Kv::new(*cache, limits)).collect::<Result<_, _>>()?;
+        let kv = plan.caches.iter().map(|cache| Kv::new(*cache, self.0, limits)).collect::<Result<_, _>>()?;
         let rooms = plan.states.iter().map(|state| room(state.n, limits.n_states));
         let states = rooms.collect::<Result<Vec<_>, _>>()?;
         let values = plan.bufs.iter().map(|_| Values::default()).collect();
@@ -83,7 +114,7 @@ impl Backend for Reference {
             batch: Batch::default(),
             picks: Picks::default(),
             faults: Vec::new(),
-            routing: RoutingTrace::new(plan),
+            routing: RoutingTrace::new(plan).with_weights(),
         }))
     }
 }
@@ -136,8 +167,10 @@ impl Program for Interpreter {
     }
 
     fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
-        batch.check(self.limits, self.kinds(), self.plan.n_vocab)?;
-        self.uncommitted.check(batch)?;
+        batch.check_drafting(self.limits, self.kinds(), self.plan.n_vocab, self.draft_width())?;
+        if !batch.is_draft() {
+            self.uncommitted.check(batch)?;
+        }
         self.batch.copy_from(batch);
         Ok(())
     }
@@ -147,30 +180,60 @@ impl Program for Interpreter {
         self.faults.clear();
         self.routing.start(&batch);
         self.poison(&batch);
-        for chunk in batch.chunks.iter().filter(|chunk| chunk.pos == 0) {
-            (0..self.states.len()).for_each(|i| self.state(State(i as u32), chunk.state).fill(0.0));
+        let draft = if batch.is_draft() { self.plan.draft.clone() } else { None };
+        if let Some(draft) = &draft {
+            self.floats_mut(draft.input).copy_from_slice(&batch.hidden);
+        } else {
+            for chunk in batch.chunks.iter().filter(|chunk| chunk.pos == 0) {
+                (0..self.states.len()).for_each(|i| self.state(State(i as u32), chunk.state).fill(0.0));
+            }
         }
-        for i in 0..self.plan.ops.len() {
-            let op = self.plan.ops[i].clone();
-            self.run(&op, self.plan.layers[i].unwrap_or(0), &batch);
+        let n_ops = draft.as_ref().map_or(self.plan.ops.len(), |draft| draft.ops.len());
+        for i in 0..n_ops {
+            let (op, layer) = match &draft {
+                Some(draft) => (draft.ops[i].clone(), draft.layers[i]),
+                None => (self.plan.ops[i].clone(), self.plan.layers[i]),
+            };
+            self.run(&op, layer.unwrap_or(0), &batch);
             self.narrow(&op);
         }
         // What was computed with zeros in place of weights is nobody's answer.
         self.checkpoint.intact().map_err(|error| Failure::all(Cause::lost(error)))?;
-        let logits = &self.values[self.plan.logits.0 as usize].floats;
+        if draft.is_none() {
+            self.uncommitted.computed(&batch);
+        }
+        let (logits, hidden, source) = match &draft {
+            Some(draft) => (draft.logits, self.plan.draft_hidden(), None),
+            None => (self.plan.logits, self.plan.hidden(), self.plan.draft.as_ref().map(|draft| draft.source)),
+        };
+        let logits = &self.values[logits.0 as usize].floats;
         self.picks.fill(&batch, logits, self.plan.n_vocab);
-        self.uncommitted.computed(&batch);
         self.batch = batch;
-        let hidden = self.plan.hidden().map_or(&[][..], |buf| &self.values[buf.0 as usize].floats);
-        Ok(Output { logits, picks: &self.picks, hidden, faults: &self.faults, routing: self.routing.ids() })
+        let rows = |buf: Option<Buf>| buf.map_or(&[][..], |buf| &self.values[buf.0 as usize].floats);
+        Ok(Output {
+            logits,
+            picks: &self.picks,
+            hidden: rows(hidden),
+            all_hidden: rows(source),
+            faults: &self.faults,
+            routing: self.routing.ids(),
+        })
     }
 
     fn routers(&self) -> &[RouterInfo] {
         self.routing.routers()
     }
 
+    fn expert_weights(&self) -> Option<&[f32]> {
+        self.routing.weights()
+    }
+
     fn trace_routing(&mut self, is_on: bool) {
         self.routing.turn(is_on, self.limits.max_outputs);
+    }
+
+    fn draft_width(&self) -> Option<usize> {
+        self.plan.draft.as_ref().map(|_| self.plan.d_model)
     }
 
     fn copy_state(&mut self, from: u32, to: u32) {
@@ -181,6 +244,34 @@ impl Program for Interpreter {
         }
     }
 
+    fn stream_stats(&self) -> Option<StreamStats> {
+        None
+    }
+
+    fn set_interrupt(&mut self, _: Arc<AtomicBool>) {}
+
+    fn is_lost(&self) -> bool {
+        false
+    }
+
+    fn saver(&mut self) -> Option<&mut dyn Save> {
+        None
+    }
+
+    fn drafts(&mut self) -> Option<&mut dyn Drafts> {
+        Some(self)
+    }
+
+    fn profiler(&mut self) -> Option<&mut dyn Profile> {
+        None
+    }
+
+    fn input_sums(&mut self) -> Option<&mut dyn SumInputs> {
+        None
+    }
+}
+
+impl Drafts for Interpreter {
     fn commit(&mut self, slot: u32, n_accepted: usize) {
         if !self.uncommitted.commit(slot, n_accepted) || n_accepted == 0 {
             return;
@@ -301,12 +392,13 @@ impl Interpreter {
                 }
                 self.norm(x, Norm { w, eps, out });
             }
+            Op::Center { x, out } => *self.floats_mut(out) = ops::center(self.floats(x), self.width(x)),
             Op::HeadNorm { x, w, eps, d_head, .. } => {
                 let w = w.map_or(vec![1.0; d_head], |w| self.vector(w));
                 *self.floats_mut(x) = ops::rms_norm(self.floats(x), &w, eps);
             }
             Op::Rope { x, rope, d_head, .. } => {
-                let rope = self.plan.rope(rope).clone();
+                let rope = self.plan.ropes_for(self.limits.max_positions)[rope.0 as usize].clone();
                 let width = self.width(x);
                 for (row, pos) in self.floats_mut(x).chunks_exact_mut(width).zip(positions(batch)) {
                     row.chunks_exact_mut(d_head).for_each(|head| ops::rope(head, &rope, pos));
@@ -343,9 +435,9 @@ impl Interpreter {
                 let (k, v) = (self.floats(k).to_vec(), v.map(|v| self.floats(v).to_vec()));
                 self.kv[cache.0 as usize].append(batch, &k, v.as_deref());
             }
-            Op::Attention { cache, q, n_head, scale, window, softcap, sinks, out } => {
+            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, sinks, out } => {
                 let sinks = sinks.map(|w| self.vector(w));
-                let rule = kv::Scores { n_head, scale, window, softcap, sinks };
+                let rule = kv::Scores { n_head, scale, window, chunked, softcap, sinks };
                 *self.floats_mut(out) = self.kv[cache.0 as usize].attention(batch, self.floats(q), rule);
             }
             Op::Route { logits, router, n_used, ids, weights } => {
@@ -366,6 +458,7 @@ impl Interpreter {
                     chosen.extend(ids);
                     shares.extend(weights);
                 }
+                self.routing.record_weights(self.plan.buf(ids).rows, &shares, batch);
                 self.routing.record(self.plan.buf(ids).rows, &chosen, batch);
                 self.values[ids.0 as usize].ids = chosen;
                 *self.floats_mut(weights) = shares;
@@ -417,9 +510,9 @@ impl Interpreter {
                 }
                 *self.floats_mut(out) = y;
             }
-            Op::SigmoidGate { x, gate } => {
-                let (gate_width, d) = (self.width(gate), self.width(x));
-                *self.floats_mut(x) = ops::sigmoid_gate(self.floats(x), self.floats(gate), gate_width, d);
+            Op::GateBy { x, gate, factor } => {
+                let each = self.width(x) / self.width(gate);
+                *self.floats_mut(x) = ops::gate_by(self.floats(x), self.floats(gate), factor, each);
             }
             Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => {
                 let (a_log, dt_bias) = (self.vector(a_log), self.vector(dt_bias));

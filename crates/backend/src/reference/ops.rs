@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use model::plan::{Gate, GroupScore, RopeDecl, RopePairing, Router, Score};
+use model::plan::{Gate, GateFactor, GroupScore, RopeDecl, RopePairing, Router, Score};
 use quant::{PlaneBytes, Planes, WeightType};
 
 /// Encoded rows of a matrix, one after the other.
@@ -81,6 +81,15 @@ pub fn rms_norm(x: &[f32], w: &[f32], eps: f32) -> Vec<f32> {
     rows.collect()
 }
 
+/// `x - mean(x)` of each row of `d` numbers.
+pub fn center(x: &[f32], d: usize) -> Vec<f32> {
+    let row = |x: &[f32]| {
+        let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / d as f64;
+        x.iter().map(|&v| (f64::from(v) - mean) as f32).collect::<Vec<_>>()
+    };
+    x.chunks_exact(d).flat_map(row).collect()
+}
+
 /// `act(gate) ⊙ up`.
 pub fn gated_act(gate: &[f32], up: &[f32], act: Gate) -> Vec<f32> {
     let apply = |g: f64, u: f64| match act {
@@ -89,11 +98,17 @@ pub fn gated_act(gate: &[f32], up: &[f32], act: Gate) -> Vec<f32> {
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g * g * g);
             0.5 * g * (1.0 + libm::tanh(inner)) * u
         }
+        Gate::Relu => (if g < 0.0 { 0.0 } else { g }) * u,
         Gate::ClampedSwiglu { alpha, limit } => {
             let limit = f64::from(limit);
             // Comparisons and not `min` and `max`, which would lose a NaN.
             let g = if g > limit { limit } else { g };
             g / (1.0 + libm::exp(-f64::from(alpha) * g)) * (u.clamp(-limit, limit) + 1.0)
+        }
+        Gate::ClampedSilu { limit } => {
+            let (limit, g) = (f64::from(limit), g / (1.0 + libm::exp(-g)));
+            let g = if g > limit { limit } else { g };
+            g * u.clamp(-limit, limit)
         }
     };
     gate.iter().zip(up).map(|(&g, &u)| apply(f64::from(g), f64::from(u)) as f32).collect()
@@ -103,9 +118,9 @@ pub fn gated_act(gate: &[f32], up: &[f32], act: Gate) -> Vec<f32> {
 /// angle.
 pub fn rope(head: &mut [f32], rope: &RopeDecl, pos: usize) {
     let half = rope.inv_freq.len();
+    let factor = f64::from(rope.factor) * rope.growth.map_or(1.0, |growth| growth.at(pos as u32));
     for (i, freq) in rope.inv_freq.iter().enumerate() {
         let (sin, cos) = libm::sincos(pos as f64 * freq);
-        let factor = f64::from(rope.factor);
         let (a, b) = match rope.pairing {
             RopePairing::Half => (i, i + half),
             RopePairing::Interleaved => (2 * i, 2 * i + 1),
@@ -243,16 +258,25 @@ pub fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + libm::exp(-x))
 }
 
-/// `x ⊙ σ(gate)`; a gate of width 1 applies to the whole row of `x`, `[rows, d]`.
-pub fn sigmoid_gate(x: &[f32], gate: &[f32], gate_width: usize, d: usize) -> Vec<f32> {
-    let gate_of = |i: usize| if gate_width == 1 { gate[i / d] } else { gate[i] };
-    (0..x.len()).map(|i| (f64::from(x[i]) * sigmoid(f64::from(gate_of(i)))) as f32).collect()
+/// `x ⊙ factor(gate)`; a number of the gate is for `each` neighbors of `x`.
+pub fn gate_by(x: &[f32], gate: &[f32], factor: GateFactor, each: usize) -> Vec<f32> {
+    let factor = |g: f64| match factor {
+        GateFactor::Sigmoid => sigmoid(g),
+        GateFactor::Plain => g,
+        GateFactor::Softplus => (if g < 0.0 { 0.0 } else { g }) + libm::log1p(libm::exp(-g.abs())),
+    };
+    (0..x.len()).map(|i| (f64::from(x[i]) * factor(f64::from(gate[i / each]))) as f32).collect()
 }
 
 /// `cap · tanh(x / cap)`.
 pub fn softcap(x: f32, cap: f32) -> f32 {
     (f64::from(cap) * libm::tanh(f64::from(x) / f64::from(cap))) as f32
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+#[path = "../../../conformance/src/router_cases.rs"]
+mod router_cases;
 
 #[cfg(test)]
 mod tests {
@@ -294,7 +318,7 @@ mod tests {
 
     #[test]
     fn routers_choose_what_the_original_code_chooses() {
-        crate::router_cases::check(1e-6, &mut |x, router, bias, scale, ids, weights| {
+        router_cases::check(1e-6, &mut |x, router, bias, scale, ids, weights| {
             let Some((found, shares)) = route(x, router, bias, scale, ids.len()) else { return false };
             ids.copy_from_slice(&found);
             weights.copy_from_slice(&shares);
@@ -304,7 +328,7 @@ mod tests {
 
     #[test]
     fn rope_keeps_its_angle_at_far_positions() {
-        let decl = |pairing| RopeDecl { inv_freq: vec![1.0, 0.5], factor: 2.0, pairing };
+        let decl = |pairing| RopeDecl { inv_freq: vec![1.0, 0.5], factor: 2.0, growth: None, pairing };
         for (pos, sin1, cos1) in [(0, 0.0, 1.0), (262_144, -0.084_107_03, -0.996_456_7)] {
             let mut half = [1.0, 0.0, 0.0, 0.0, 7.0];
             rope(&mut half, &decl(RopePairing::Half), pos);

@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 
-use super::quantised::{Found, described, plain};
+use super::quantized::{Found, described, plain};
 use super::safetensors::Entry;
 use crate::error::printable;
 use crate::repacked::{Float8, Form, Matrix, Packed, Packing};
@@ -66,7 +66,7 @@ impl Scheme {
     }
 }
 
-/// The matrices among the entries of all files; `path` names the files in errors.
+/// Returns the matrices among the entries of all files; `path` names the files in errors.
 pub(super) fn compressed(
     meta: &Metadata,
     entries: &[Entry],
@@ -109,7 +109,7 @@ impl Parts<'_> {
     /// Rows and columns of a module, and its form, once all parts agree.
     fn join(&self, module: &str, scheme: &Scheme) -> Result<([usize; 2], Form), String> {
         let module = printable(module.as_bytes());
-        let scales = self.scales.ok_or_else(|| format!("has no {module}.weight_scale beside it"))?;
+        let scales = self.scales.ok_or_else(|| format!("has no {module}.weight_scale alongside it"))?;
         let odd = || format!("is {}, its scales are {}", described(self.data), described(scales));
         let Found::Tensor(plain) = plain(scales) else { return Err(odd()) };
         let &[rows, width] = &self.data.shape[..] else { return Err(odd()) };

@@ -3,7 +3,8 @@
 //! `{"rope_parameters": {"rope_theta": 1e6}}` is the key `rope_parameters.rope_theta`; `null` is an absent key. Arrays
 //! of one kind of scalar are arrays, integers among floats becoming floats; the elements of any other array get
 //! separate keys, `key.0`, `key.1`. Keys of `text_config` are copied to the top level unless they exist there:
-//! multimodal models keep the language model's numbers in it. Knows no other key.
+//! multimodal models keep the language model's numbers in it. `NaN` and `Infinity` are numbers, as Python writes them.
+//! Knows no other key.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -11,10 +12,11 @@ use std::fmt;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
 use crate::error::printable;
+use crate::python_json::replace_numbers;
 use crate::value::{Strings, Value, ValueKind};
 use crate::{Error, Metadata};
 
-/// Largest `config.json`, in bytes: that of a large model with a line for every quantised tensor has 1 MB.
+/// Largest `config.json`, in bytes: that of a large model with a line for every quantized tensor has 1 MB.
 const MAX_BYTES: usize = 16 << 20;
 /// Maximum nesting of objects and arrays.
 const MAX_DEPTH: usize = 8;
@@ -31,8 +33,13 @@ pub(super) fn metadata(file: &str, text: &[u8]) -> Result<Metadata, Error> {
         let what = format!("is {} bytes long, at most {MAX_BYTES} are allowed", text.len());
         return Err(Error::file(file, what));
     }
+    let text = replace_numbers(text, |name| match name {
+        "NaN" => b"\"\\u0000NaN\"",
+        "Infinity" => b"\"\\u0000Infinity\"",
+        _ => b"\"\\u0000-Infinity\"",
+    });
     let mut entries = Vec::new();
-    let mut json = serde_json::Deserializer::from_slice(text);
+    let mut json = serde_json::Deserializer::from_slice(&text);
     let read = Top(&mut entries).deserialize(&mut json).and_then(|()| json.end());
     read.map_err(|error| Error::file(file, super::json_error(&error)))?;
     lift_text(&mut entries);
@@ -77,7 +84,7 @@ struct Node<'a> {
 }
 
 impl Node<'_> {
-    /// The child at `key`.
+    /// Returns the child at `key`.
     fn child<E: serde::de::Error>(&mut self, key: &str) -> Result<Node<'_>, E> {
         let dot = if self.path.is_empty() { "" } else { "." };
         let path = format!("{}{dot}{key}", self.path);
@@ -140,7 +147,13 @@ impl<'de> Visitor<'de> for Node<'_> {
     }
 
     fn visit_str<E>(self, v: &str) -> Result<(), E> {
-        self.push(v.into());
+        // Numbers that JSON lacks came as texts that begin with NUL.
+        self.push(match v {
+            "\0NaN" => f64::NAN.into(),
+            "\0Infinity" => f64::INFINITY.into(),
+            "\0-Infinity" => f64::NEG_INFINITY.into(),
+            v => v.into(),
+        });
         Ok(())
     }
 
@@ -170,7 +183,7 @@ impl<'de> Visitor<'de> for Node<'_> {
     }
 }
 
-/// The array of these elements; `None` when they are of several kinds.
+/// Returns the array of these elements; `None` when they are of several kinds.
 fn array(elements: &[&Value]) -> Option<Value> {
     let all = |wanted: &[ValueKind]| elements.iter().all(|v| wanted.contains(&v.kind()));
     if elements.is_empty() {

@@ -1,15 +1,16 @@
 //! Model folders: `config.json` and safetensors files, as Hugging Face and MLX write them.
 //!
 //! The weights are in `model.safetensors`, or in the files that `model.safetensors.index.json` names. Tensors keep the
-//! names they have there; a quantised weight and its planes of scales and biases become one tensor. Other texts of the
+//! names they have there; a quantized weight and its planes of scales and biases become one tensor. Other texts of the
 //! folder are read on request. Knows the layout of folders, but not what a tensor is for.
 
 mod compressed;
 mod config;
 mod packed;
-mod quantised;
+mod quantized;
 mod safetensors;
 mod source;
+mod transposed;
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -28,7 +29,7 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Maximum number of files of a model.
 const MAX_SHARDS: usize = 4096;
 
-/// The folder of a path: the path itself, or the parent of a file of a model folder; `None` for other files.
+/// Returns the folder of a path: the path itself, or the parent of a file of a model folder; `None` for other files.
 pub(crate) fn of(path: &Path) -> Option<PathBuf> {
     if path.is_dir() {
         return Some(path.into());
@@ -61,21 +62,22 @@ fn read(name: String, folder: Folder, open: Open) -> Result<Checkpoint, Error> {
     let mut shards = shards(&name, &folder)?;
     let formats = shards.formats.iter();
     let written_by_mlx = formats.flatten().any(|format| format == "mlx");
-    let kind = match written_by_mlx || meta.iter().any(|(key, _)| key.starts_with(quantised::PREFIX)) {
+    let kind = match written_by_mlx || meta.iter().any(|(key, _)| key.starts_with(quantized::PREFIX)) {
         true => Kind::Mlx,
         false => Kind::Hf,
     };
     let path = |file: usize| shards.files[file].path().to_string_lossy().into_owned();
-    let mut matrices = quantised::float8(&meta, &shards.entries)?;
+    let mut matrices = quantized::float8(&meta, &shards.entries)?;
     matrices.extend(packed::packed(&meta, &shards.entries, path)?);
     matrices.extend(compressed::compressed(&meta, &shards.entries, path)?);
+    matrices.extend(transposed::transposed(&shards.entries));
     let parts: HashSet<&String> = matrices.iter().flat_map(|matrix| &matrix.parts).collect();
     shards.entries.retain(|entry| !parts.contains(&entry.name));
-    let (mut tensors, mut unreadable) = quantised::join(&meta, shards.entries, path)?;
+    let (mut tensors, mut unreadable) = quantized::join(&meta, shards.entries, path)?;
     packed::refuse(&meta, &mut unreadable);
     if !matrices.is_empty() {
         let (repacked, more) = Repacked::new(matrices, &shards.files, shards.files.len(), open.exact)?;
-        shards.files.push(File::repacked(folder.path(WEIGHTS), repacked));
+        shards.files.push(File::computed(folder.path(WEIGHTS), repacked));
         tensors.extend(more);
     }
     Checkpoint::assemble(name, kind, open, shards.files, meta, tensors, unreadable, Some(folder))
@@ -142,7 +144,7 @@ fn check_index(name: &str, index: &[(String, String)], files: &[&str], entries: 
     Ok(())
 }
 
-/// Whether `name` is a plain file name, without a path.
+/// Returns whether `name` is a plain file name, without a path.
 fn is_plain(name: &str) -> bool {
     !matches!(name, "" | "." | "..") && !name.contains(['/', '\\', '\0', ':'])
 }
@@ -160,7 +162,7 @@ pub(crate) fn side_bytes(folder: &Folder, name: &str) -> Result<Option<Vec<u8>>,
     side_file(folder, name).map(|file| file.map(|bytes| bytes.to_vec()))
 }
 
-/// A JSON error in one line.
+/// Returns a JSON error in one line.
 fn json_error(error: &serde_json::Error) -> String {
     const LIMIT: usize = 200;
     let text = error.to_string();

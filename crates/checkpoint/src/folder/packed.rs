@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use super::quantised::{Found, described, plain};
+use super::quantized::{Found, described, plain};
 use super::safetensors::Entry;
 use crate::error::printable;
 use crate::repacked::{Form, Matrix, Packed, Packing};
@@ -24,7 +24,7 @@ const ORDER: &str = "quantization_config.desc_act";
 /// Codes in a word.
 const CODES: usize = 8;
 
-/// How the config says that matrices are packed; `None` where they are not, or in a way that is not read.
+/// Returns how the config says that matrices are packed; `None` where they are not, or in a way that is not read.
 fn packing(meta: &Metadata) -> Result<Option<Packing>, Error> {
     let word = |key: &str| Ok::<_, Error>(meta.opt_str(key)?.map(str::to_ascii_lowercase));
     let Some(method) = word(METHOD)? else { return Ok(None) };
@@ -39,7 +39,7 @@ fn packing(meta: &Metadata) -> Result<Option<Packing>, Error> {
     })
 }
 
-/// The packed matrices among the entries of all files; `path` names the files in errors.
+/// Returns the packed matrices among the entries of all files; `path` names the files in errors.
 pub(super) fn packed(meta: &Metadata, entries: &[Entry], path: impl Fn(usize) -> String) -> Result<Vec<Matrix>, Error> {
     let Some(packing) = packing(meta)? else { return Ok(Vec::new()) };
     // -1 is one group for all columns.
@@ -84,9 +84,9 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    /// The matrix of a module, once all parts agree on its rows, columns and groups.
+    /// Returns the matrix of a module, once all parts agree on its rows, columns and groups.
     fn join(&self, module: &str, packing: Packing, group: Option<usize>, in_any_order: bool) -> Result<Matrix, String> {
-        let missing = |part: &str| format!("has no {}.{part} beside it", printable(module.as_bytes()));
+        let missing = |part: &str| format!("has no {}.{part} alongside it", printable(module.as_bytes()));
         let zeros = self.zeros.ok_or_else(|| missing("qzeros"))?;
         let scales = self.scales.ok_or_else(|| missing("scales"))?;
         let odd = || format!("is {}, its scales are {}", described(self.codes), described(scales));

@@ -22,18 +22,18 @@ pub(crate) enum Folder {
 }
 
 impl Folder {
-    /// The path of one of its files, which need not exist.
+    /// Returns the path of one of its files, which need not exist.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         let (Self::Disk(folder) | Self::Memory(folder, _)) = self;
         folder.join(name)
     }
 
-    /// What messages call one of its files.
+    /// Returns what messages call one of its files.
     pub(crate) fn name(&self, name: &str) -> String {
         self.path(name).display().to_string()
     }
 
-    /// A file, open; `None` when there is none of that name.
+    /// Returns a file, open; `None` when there is none of that name.
     pub(crate) fn file(&self, name: &str) -> Result<Option<File>, Error> {
         match self {
             Self::Memory(_, files) => Ok(files.get(name).map(|bytes| File::memory(self.path(name), bytes.clone()))),

@@ -17,7 +17,7 @@ impl<'a> Cursor<'a> {
         Self { bytes, file_bytes, pos: 0, is_short: false }
     }
 
-    /// Whether a read failed only because `bytes` are not the whole file: it may succeed with more of them.
+    /// Returns whether a read failed only because `bytes` are not the whole file: it may succeed with more of them.
     pub(super) fn is_short(&self) -> bool {
         self.is_short
     }
@@ -49,7 +49,7 @@ impl<'a> Cursor<'a> {
         }
         let Some(taken) = self.bytes[self.pos..].get(..len) else {
             self.is_short = true;
-            return Err(format!("{what} at byte {} lies behind the bytes at hand", self.pos));
+            return Err(format!("{what} at byte {} is beyond the available bytes", self.pos));
         };
         self.pos += len;
         Ok(taken)

@@ -176,7 +176,7 @@ fn strings(cur: &mut Cursor, bytes: &Bytes, len: usize) -> Parsed<Strings> {
 
 fn check_bools(encoded: &[u8]) -> Parsed<()> {
     match encoded.iter().find(|&&b| b > 1) {
-        Some(b) => Err(format!("bool is {b}, 0 or 1 wanted")),
+        Some(b) => Err(format!("bool is {b}, expected 0 or 1")),
         None => Ok(()),
     }
 }
@@ -189,7 +189,7 @@ fn alignment(file: &str, meta: &Metadata) -> Result<usize, Error> {
         Error::key(
             file,
             ALIGNMENT_KEY,
-            format!("found {}, a u32 power of two from {least} to {most} wanted", value.describe()),
+            format!("found {}, expected a u32 power of two from {least} to {most}", value.describe()),
         )
     })
 }
@@ -226,7 +226,7 @@ fn size(axes: &[u64], dtype: WeightType) -> Parsed<(Vec<usize>, usize)> {
     Ok((shape, len))
 }
 
-/// A tensor of an unsupported type.
+/// Returns a tensor of an unsupported type.
 fn foreign(name: String, axes: &[u64], type_id: u32, file: usize) -> Unreadable {
     let (dtype, why) = match FOREIGN_TYPES.iter().find(|(foreign, _)| *foreign == type_id) {
         Some((_, dtype)) => (dtype.to_string(), format!("type {dtype} ({type_id}) is not supported")),

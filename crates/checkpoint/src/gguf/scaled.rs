@@ -8,7 +8,7 @@ use quant::WeightType;
 use crate::repacked::{Form, Fp4, Matrix, Repacked};
 use crate::{Error, File, TensorInfo};
 
-/// The files and tensors of a model; where there are such scales, their matrices are tensors of one more file.
+/// Returns the files and tensors of a model; where there are such scales, their matrices are tensors of one more file.
 ///
 /// # Errors
 /// A scale does not fit its matrix.
@@ -44,7 +44,7 @@ pub(super) fn join(mut files: Vec<File>, mut tensors: Vec<TensorInfo>) -> Result
     if !matrices.is_empty() {
         let (repacked, more) = Repacked::new(matrices, &files, files.len(), false)?;
         let path = files[0].path().to_path_buf();
-        files.push(File::repacked(path, repacked));
+        files.push(File::computed(path, repacked));
         tensors.extend(more.into_iter().zip(shapes).map(|(tensor, shape)| TensorInfo { shape, ..tensor }));
     }
     Ok((files, tensors))

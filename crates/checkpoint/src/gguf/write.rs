@@ -48,7 +48,7 @@ impl Default for Writer<'_> {
 }
 
 impl<'a> Writer<'a> {
-    /// An empty file of version 3 with offsets aligned to 32 bytes.
+    /// Returns an empty file of version 3 with offsets aligned to 32 bytes.
     pub fn new() -> Self {
         Self { version: 3, alignment: DEFAULT_ALIGNMENT, entries: Vec::new(), tensors: Vec::new() }
     }
@@ -115,7 +115,7 @@ impl<'a> Writer<'a> {
         Ok(Stream { out, lens, tensor: 0, written: 0, alignment: self.alignment })
     }
 
-    /// The header of tensors that are so many bytes long.
+    /// Returns the header of tensors that are this many bytes long.
     fn header(&self, lens: &[usize]) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         out.extend(self.version.to_le_bytes());

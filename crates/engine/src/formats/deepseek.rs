@@ -5,9 +5,9 @@
 //! - Kimi K2: `<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{..}`; the head is the call's id.
 
 use super::Calls;
-use super::constrain::Notation;
 use super::history::{self, Habits};
 use super::json::{Cursor, Halt, Scan};
+use super::page::Notation;
 use super::parser::{Reader, Sink, Turn};
 
 /// The marks of a section.

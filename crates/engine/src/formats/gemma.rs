@@ -7,9 +7,9 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use super::Calls;
-use super::constrain::{Notation, Page};
 use super::history;
 use super::json::{Cursor, Halt};
+use super::page::{Notation, Page};
 use super::parser::{Reader, Sink, Turn};
 
 const OPEN: &str = "<|tool_call>";

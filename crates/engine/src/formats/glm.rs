@@ -3,9 +3,9 @@
 //!
 //! A value is a raw string or JSON, depending on the tool's schema.
 
-use super::constrain::Notation;
 use super::history;
 use super::json::{Cursor, Halt};
+use super::page::Notation;
 use super::parser::{Reader, Sink, Turn};
 use super::tools::{Arguments, Tool};
 use super::{Calls, hermes};
@@ -65,7 +65,7 @@ impl Reader for Glm {
     }
 }
 
-/// The name, up to a mark or the end of its line.
+/// Returns the name, up to a mark or the end of its line.
 fn name(text: &str) -> Result<(&str, usize), Halt> {
     let start = text.len() - text.trim_start().len();
     let len = text[start..].find(['\n', '<']).ok_or(Halt::More)?;
@@ -76,7 +76,7 @@ fn name(text: &str) -> Result<(&str, usize), Halt> {
     if name.is_empty() { Err(Halt::Not) } else { Ok((name, start + len)) }
 }
 
-/// A key with its value, or the end of the call.
+/// Returns a key with its value, or the end of the call.
 fn argument(text: &str) -> Result<(Option<(&str, &str)>, usize), Halt> {
     let mut c = Cursor::new(text);
     c.blanks();

@@ -5,9 +5,9 @@
 //! `<|start|>assistant`, so the first header continues it.
 
 use super::Calls;
-use super::constrain::{Notation, Page};
 use super::history::{self, Habits};
 use super::json::Scan;
+use super::page::{Notation, Page};
 use super::parser::{Reader, Sink, Turn, until_mark};
 
 const START: &str = "<|start|>";
@@ -109,8 +109,8 @@ impl Reader for Harmony {
                 sink.settle();
                 let visible = text.trim_start();
                 let n = text.len() - visible.len();
-                if (visible.is_empty() || !last) && visible != START && START.starts_with(visible) {
-                    return if last { Turn::Done(n) } else { Turn::More };
+                if visible != START && START.starts_with(visible) {
+                    return if last { Turn::Done(text.len()) } else { Turn::More };
                 }
                 *self = Harmony::Header { first: false };
                 Turn::Took(n)
@@ -143,8 +143,8 @@ enum Next<'a> {
     Text,
 }
 
-/// What a header announces, and where its message begins. Text that is no header is content. `None` when more text is
-/// needed.
+/// Returns what a header announces, and where its message begins. Text that is no header is content. `None` when more
+/// text is needed.
 fn header(text: &str, first: bool, last: bool) -> Option<(Next<'_>, usize)> {
     let visible = text.trim_start();
     let begins: &[&str] = if first { &[CHANNEL, START, "to="] } else { &[CHANNEL, START] };
@@ -156,7 +156,12 @@ fn header(text: &str, first: bool, last: bool) -> Option<(Next<'_>, usize)> {
     let none = text.len() - visible.len() + 1;
     let end = match text.find(MESSAGE) {
         Some(end) if end <= MAX_HEADER => end,
-        None if !last && text.len() < MAX_HEADER + MESSAGE.len() => return None,
+        None if text.len() < MAX_HEADER + MESSAGE.len() => match last && visible.starts_with("<|") {
+            // A header that is cut off.
+            true => return Some((Next::Content, text.len())),
+            false if !last => return None,
+            false => return Some((Next::Text, none)),
+        },
         _ => return Some((Next::Text, none)),
     };
     let head = &text[..end];

@@ -4,9 +4,9 @@
 
 use serde_json::Value;
 
-use super::constrain::{Notation, Page};
 use super::history;
 use super::json::{Cursor, Halt, Scan, Scanned};
+use super::page::{Notation, Page};
 use super::parser::{Reader, Sink, Turn};
 use super::{Calls, Tool};
 
@@ -56,7 +56,8 @@ impl Reader for Hermes {
             Ok(c) => Turn::Done(c.at()),
             Err(Halt::More) if !last => Turn::More,
             // The call is complete even without its mark.
-            Err(_) => Turn::Done(0),
+            Err(Halt::More) => Turn::Done(text.len()),
+            Err(Halt::Not) => Turn::Done(0),
         }
     }
 }
@@ -111,7 +112,7 @@ impl JsonCall {
     }
 }
 
-/// The name, and where the arguments begin.
+/// Returns the name, and where the arguments begin.
 fn head(text: &str) -> Result<(String, usize), Halt> {
     let mut c = Cursor::new(text);
     c.blanks().expect("{")?.blanks().expect("\"name\"")?.blanks().expect(":")?;

@@ -78,13 +78,13 @@ fn message(message: &Value, habits: Habits) -> Value {
     message
 }
 
-/// The text of a list of text parts; `None` for anything else.
+/// Returns the text of a list of text parts; `None` for anything else.
 fn parts(content: &Value) -> Option<String> {
     let texts = content.as_array()?.iter().map(|part| part.get("text")?.as_str());
     texts.collect::<Option<Vec<_>>>().map(|texts| texts.join("\n"))
 }
 
-/// The object in a JSON text, if it is one.
+/// Returns the object in a JSON text, if it is one.
 fn object(text: &str) -> Option<Value> {
     match serde_json::from_str(text) {
         Ok(object @ Value::Object(_)) => Some(object),
@@ -131,7 +131,7 @@ fn split(message: Value, rest: &mut Vec<Value>, out: &mut Vec<Value>) {
     out.append(&mut results);
 }
 
-/// An id of nine letters and digits: the id itself, or a hash of it.
+/// Returns an id of nine letters and digits: the id itself, or a hash of it.
 fn short(id: &str) -> String {
     if id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric()) {
         return id.to_owned();

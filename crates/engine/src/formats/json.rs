@@ -1,7 +1,5 @@
 //! Incremental JSON: whether the text so far begins an object, and where the object ends.
 
-use super::parser::{Sink, Turn};
-
 /// Maximum nesting of a call's arguments.
 const MAX_DEPTH: usize = 128;
 
@@ -93,21 +91,9 @@ impl Scan {
         Scanned::More
     }
 
-    /// Scans more of a call's arguments, which are this object; done after it.
-    pub fn arguments(&mut self, text: &str, sink: &mut Sink) -> Turn {
-        let n_blanks = text.len() - text.trim_start().len();
-        if self.expect == Expect::Open && n_blanks > 0 {
-            return Turn::Took(n_blanks);
-        }
-        let (n, turn) = match self.push(text) {
-            Scanned::More if text.is_empty() => (0, Turn::More),
-            Scanned::Bad(0) => (0, Turn::Broken),
-            Scanned::More => (text.len(), Turn::Took(text.len())),
-            Scanned::Bad(n) => (n, Turn::Took(n)),
-            Scanned::End(n) => (n, Turn::Done(n)),
-        };
-        sink.arguments(&text[..n]);
-        turn
+    /// Whether the object's `{` has been read.
+    pub fn has_begun(&self) -> bool {
+        self.expect != Expect::Open
     }
 
     /// Scans a byte; false when it is invalid here.

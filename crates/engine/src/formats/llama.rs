@@ -1,10 +1,10 @@
 //! Calls of Llama 3: the whole answer is one object `{"name": .., "parameters": {..}}`, or several separated by `;`,
 //! sometimes after `<|python_tag|>`.
 
-use super::constrain::Notation;
 use super::hermes::JsonCall;
 use super::history::{self, Habits};
 use super::json::{Cursor, Halt};
+use super::page::Notation;
 use super::parser::{Reader, Sink, Turn};
 use super::{Calls, hermes};
 

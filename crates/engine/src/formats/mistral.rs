@@ -3,10 +3,10 @@
 //! - New: `[TOOL_CALLS]name[CALL_ID]id[ARGS]{..}`, the id optional, one mark per call.
 //! - Old: `[TOOL_CALLS][{"name": .., "arguments": {..}, "id": ..}, ..]`, one mark for all.
 
-use super::constrain::Notation;
 use super::hermes::JsonCall;
 use super::history::{self, Habits};
 use super::json::{Cursor, Halt, Scan};
+use super::page::Notation;
 use super::parser::{Reader, Sink, Turn};
 use super::{Calls, hermes};
 

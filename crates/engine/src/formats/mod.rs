@@ -18,6 +18,7 @@ mod history;
 mod json;
 mod llama;
 mod mistral;
+mod page;
 mod parser;
 mod tools;
 mod xml;
@@ -35,8 +36,8 @@ pub use constrain::{Ask, Choice};
 pub use parser::{Hold, Parser};
 pub use tools::Tool;
 
-use constrain::Notation;
 use history::Habits;
+use page::Notation;
 use parser::Reader;
 
 /// A part of an answer. Texts and JSON arrive in pieces, to be concatenated per part.
@@ -67,8 +68,8 @@ pub enum Event {
     ToolCallEnd {
         /// Which call.
         index: usize,
-        /// Whether its arguments are a complete JSON object. False when the text broke off or was malformed; never with
-        /// [`Hold::Call`].
+        /// Whether its arguments are a complete JSON object. False when the text broke off, or was malformed where
+        /// arguments stream ([`Hold::Head`]).
         complete: bool,
     },
 }
@@ -90,6 +91,7 @@ const THINK: Thought = Thought { open: "<think>", label: "", close: "</think>" }
 const THOUGHTS: &[(&str, Thought)] = &[
     ("<|channel>thought", Thought { open: "<|channel>", label: "thought", close: "<channel|>" }),
     ("[THINK]", Thought { open: "[THINK]", label: "", close: "[/THINK]" }),
+    ("<seed:think>", Thought { open: "<seed:think>", label: "", close: "</seed:think>" }),
     (THINK.close, THINK),
 ];
 
@@ -110,7 +112,7 @@ struct Calls {
 }
 
 impl Calls {
-    /// Whether calls have no opening mark, so that the reader gets the whole answer.
+    /// Returns whether calls have no opening mark, so that the reader gets the whole answer.
     fn reads_all(&self) -> bool {
         self.opens.is_empty() && self.starts.is_empty()
     }
@@ -149,7 +151,7 @@ impl Format {
     /// Neither thoughts nor calls: all is content.
     pub const PLAIN: Format = Format { thought: None, calls: None };
 
-    /// The format that a chat template uses.
+    /// Returns the format that a chat template uses.
     pub fn detect(template: &str) -> Format {
         let calls =
             CALLS.iter().find(|(texts, _)| texts.iter().all(|text| template.contains(text))).map(|(_, calls)| *calls);
@@ -159,28 +161,28 @@ impl Format {
         Format { thought, calls }
     }
 
-    /// Its name: that of its calls, and `+think` when it has thoughts.
+    /// Returns its name: that of its calls, and `+think` when it has thoughts.
     pub fn name(&self) -> String {
         let calls = self.calls.map_or("plain", |c| c.name);
         if self.thought.is_some() { format!("{calls}+think") } else { calls.to_owned() }
     }
 
-    /// Whether the model can call tools.
+    /// Returns whether the model can call tools.
     pub fn has_calls(&self) -> bool {
         self.calls.is_some()
     }
 
-    /// The marks of its thoughts.
+    /// Returns the marks of its thoughts.
     pub fn thought(&self) -> Option<Thought> {
         self.thought
     }
 
-    /// Whether a rendered prompt ends inside an open thought, so that the answer begins with it.
+    /// Returns whether a rendered prompt ends inside an open thought, so that the answer begins with it.
     pub fn opens_thought(&self, prompt: &str) -> bool {
         self.thought.is_some_and(|t| prompt.trim_end().ends_with(t.open))
     }
 
-    /// The special tokens of a vocabulary that a parser needs to see.
+    /// Returns the special tokens of a vocabulary that a parser needs to see.
     pub fn shown(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let marks: Vec<&str> = self.marks().collect();
         let is_mark = |&id: &u32| {

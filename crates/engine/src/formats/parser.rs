@@ -1,7 +1,7 @@
 //! The parser of all formats: searches for marks, splits off thoughts, and holds text back while a mark may be
 //! incomplete.
 
-use super::json::Halt;
+use super::json::{Halt, Scan, Scanned};
 use super::{Calls, Event, Format, Thought, Tool};
 
 /// What a parser holds back until it is certain.
@@ -10,7 +10,7 @@ pub enum Hold {
     /// A call up to its name; its arguments stream. If they turn out malformed, the call ends as not complete.
     #[default]
     Head,
-    /// A whole call. A malformed one is content, to the last character.
+    /// A whole call. A malformed one is content, without its marks.
     Call,
 }
 
@@ -33,7 +33,7 @@ pub(super) trait Reader: Send {
     /// where it is cut.
     fn read(&mut self, text: &str, last: bool, sink: &mut Sink) -> Turn;
 
-    /// Whether the reader continues after [`Turn::Broken`].
+    /// Returns whether the reader continues after [`Turn::Broken`].
     fn recover(&mut self) -> bool {
         false
     }
@@ -47,6 +47,25 @@ impl Turn {
             Err(Halt::More) => Turn::More,
             Err(Halt::Not) => Turn::Broken,
         }
+    }
+}
+
+impl Scan {
+    /// Scans more of a call's arguments, which are this object; done after it.
+    pub fn arguments(&mut self, text: &str, sink: &mut Sink) -> Turn {
+        let n_blanks = text.len() - text.trim_start().len();
+        if !self.has_begun() && n_blanks > 0 {
+            return Turn::Took(n_blanks);
+        }
+        let (n, turn) = match self.push(text) {
+            Scanned::More if text.is_empty() => (0, Turn::More),
+            Scanned::Bad(0) => (0, Turn::Broken),
+            Scanned::More => (text.len(), Turn::Took(text.len())),
+            Scanned::Bad(n) => (n, Turn::Took(n)),
+            Scanned::End(n) => (n, Turn::Done(n)),
+        };
+        sink.arguments(&text[..n]);
+        turn
     }
 }
 
@@ -84,10 +103,14 @@ impl Sink {
 
     /// The call is complete.
     pub fn end(&mut self) {
-        self.push(Event::ToolCallEnd { index: self.n_calls - 1, complete: true });
+        self.close(true);
+        self.settle();
+    }
+
+    fn close(&mut self, complete: bool) {
+        self.push(Event::ToolCallEnd { index: self.n_calls - 1, complete });
         self.events.append(&mut self.held);
         self.open = false;
-        self.settle();
     }
 
     /// The text read so far is not part of a later call.
@@ -121,21 +144,18 @@ impl Sink {
         }
     }
 
-    /// The open call is malformed. `raw` is its text so far.
+    /// The open call is malformed. `raw` is its text so far, without marks.
     fn broken(&mut self, raw: &str) {
-        if !self.open {
-            self.content(raw);
-            return;
-        }
-        self.open = false;
-        match self.hold {
-            Hold::Head => self.events.push(Event::ToolCallEnd { index: self.n_calls - 1, complete: false }),
-            Hold::Call => {
+        match (self.open, self.hold) {
+            (true, Hold::Head) => return self.close(false),
+            (true, Hold::Call) => {
                 self.held.clear();
                 self.n_calls -= 1;
-                self.content(raw);
+                self.open = false;
             }
+            (false, _) => {}
         }
+        self.content(raw);
     }
 }
 
@@ -146,9 +166,11 @@ enum State {
         marks: Thought,
         begun: bool,
     },
-    /// In the answer. `fresh`: right after a thought or a call, where blanks are no content.
+    /// In the answer. `fresh`: right after a thought or a call, where blanks are no content. `broken`: after a malformed
+    /// call, whose remaining marks are no content.
     Content {
         fresh: bool,
+        broken: bool,
     },
     /// In calls, with the text since the last complete one.
     Calls {
@@ -160,18 +182,21 @@ enum State {
 /// Splits an answer's text, given in pieces, into its parts.
 ///
 /// The parts depend on the text alone, not on how it is cut. A text without marks is content, character by character.
-/// Blanks between content, thoughts and calls are dropped.
+/// Blanks between content, thoughts and calls are dropped. A call that the text's end cuts off is not complete; its
+/// marks, and a call that is cut off before its arguments, are dropped.
 pub struct Parser {
     format: Format,
     tools: Vec<Tool>,
     state: State,
     /// Text that is not parsed yet.
     text: String,
+    /// The text was cut off: a mark that it ends in the middle of is no content.
+    is_cut: bool,
     sink: Sink,
 }
 
 impl Parser {
-    /// A parser at the start of an answer.
+    /// Returns a parser at the start of an answer.
     ///
     /// `opened`: the prompt ends inside a thought ([`Format::opens_thought`]). Without `tools`, calls are not parsed.
     /// `seed` makes the ids of calls: use a new one for every answer.
@@ -186,7 +211,7 @@ impl Parser {
         let short_ids = format.calls.is_some_and(|calls| calls.habits.short_ids);
         let sink =
             Sink { events: Vec::new(), hold, held: Vec::new(), open: false, n_calls: 0, n_settled: 0, seed, short_ids };
-        Parser { format, tools: tools.to_vec(), state, text: String::new(), sink }
+        Parser { format, tools: tools.to_vec(), state, text: String::new(), is_cut: false, sink }
     }
 
     /// Takes more text and appends the parts that are certain.
@@ -200,6 +225,12 @@ impl Parser {
     pub fn finish(&mut self, events: &mut Vec<Event>) {
         self.run(true);
         events.append(&mut self.sink.events);
+    }
+
+    /// As [`Parser::finish`], for a text that a limit cut off.
+    pub fn cut(&mut self, events: &mut Vec<Event>) {
+        self.is_cut = true;
+        self.finish(events);
     }
 
     /// Number of calls found up to now.
@@ -233,8 +264,8 @@ impl Parser {
             State::Start => self.start(text, last),
             &mut State::Thought { marks, begun: false } => self.thought_start(text, marks, last),
             &mut State::Thought { marks, begun: true } => self.thought(text, marks, last),
-            State::Content { fresh: true } => self.content_start(text, last),
-            State::Content { fresh: false } => self.content(text, last),
+            &mut State::Content { fresh: true, broken } => self.content_start(text, broken, last),
+            &mut State::Content { fresh: false, broken } => self.content(text, broken, last),
             State::Calls { reader, raw } => {
                 let n_settled = self.sink.n_settled;
                 match reader.read(text, last, &mut self.sink) {
@@ -243,28 +274,39 @@ impl Parser {
                         if n_settled != self.sink.n_settled {
                             raw.clear();
                         }
-                        return Some(n);
+                        Some(n)
                     }
-                    Turn::Took(_) | Turn::More if !last => return None,
+                    Turn::Took(_) | Turn::More if !last => None,
                     Turn::Done(n) => {
-                        self.state = State::Content { fresh: true };
-                        return Some(n);
+                        self.state = State::Content { fresh: true, broken: false };
+                        Some(n)
                     }
-                    turn => {
-                        self.sink.broken(raw);
+                    Turn::Broken => {
+                        self.sink.broken(&without_marks(raw, self.format.calls));
                         raw.clear();
-                        if turn == Turn::Broken && reader.recover() {
-                            return Some(0);
+                        if !reader.recover() {
+                            self.state = State::Content { fresh: false, broken: true };
                         }
+                        Some(0)
+                    }
+                    // The text ends inside a call.
+                    Turn::Took(_) | Turn::More => {
+                        let starts = self.format.calls.is_some_and(|c| !c.starts.is_empty()) && raw.trim().is_empty();
+                        match self.sink.open {
+                            true => self.sink.close(false),
+                            // What no mark opened may be an answer.
+                            false if starts => self.sink.content(&format!("{raw}{text}")),
+                            false => {}
+                        }
+                        self.state = State::Content { fresh: true, broken: false };
+                        Some(text.len())
                     }
                 }
-                self.state = State::Content { fresh: false };
-                Some(0)
             }
         }
     }
 
-    /// A thought opens here, or the answer begins.
+    /// Opens a thought here, or begins the answer.
     fn start(&mut self, text: &str, last: bool) -> Option<usize> {
         let visible = text.trim_start();
         match self.format.thought {
@@ -280,23 +322,23 @@ impl Parser {
             }
             _ if visible.is_empty() && self.may_start_calls() && !last => None,
             _ => {
-                self.state = State::Content { fresh: false };
+                self.state = State::Content { fresh: false, broken: false };
                 Some(0)
             }
         }
     }
 
-    /// The notation of calls, if there are tools.
+    /// Returns the notation of calls, if there are tools.
     fn call_format(&self) -> Option<&'static Calls> {
         self.format.calls.filter(|_| !self.tools.is_empty())
     }
 
-    /// Whether a call may begin an answer without an opening mark.
+    /// Returns whether a call may begin an answer without an opening mark.
     fn may_start_calls(&self) -> bool {
         self.call_format().is_some_and(|calls| !calls.starts.is_empty())
     }
 
-    /// Whether the answer, which begins with `visible`, begins with a call.
+    /// Returns whether the answer, which begins with `visible`, begins with a call.
     fn call_starts(&self, visible: &str) -> bool {
         self.call_format().is_some_and(|calls| calls.starts.iter().any(|start| visible.starts_with(start)))
     }
@@ -327,19 +369,25 @@ impl Parser {
         match find(text, &[marks.close]) {
             Found::Mark { at, mark } => {
                 self.sink.reasoning(text[..at].trim_end());
-                self.state = State::Content { fresh: true };
+                self.state = State::Content { fresh: true, broken: false };
                 Some(at + mark.len())
             }
             Found::Held(at) => {
-                let shown = if last { text.len() } else { text[..at].trim_end().len() };
+                let shown = self.shown(text, at, last);
                 self.sink.reasoning(&text[..shown]);
                 (shown > 0).then_some(shown)
             }
         }
     }
 
+    /// Length of a text to show, whose tail from `held` on may begin a mark.
+    fn shown(&self, text: &str, held: usize, last: bool) -> usize {
+        let is_mark = !last || self.is_cut && held < text.len();
+        if is_mark { text[..held].trim_end().len() } else { text.len() }
+    }
+
     /// Right after a thought or a call: drops blanks.
-    fn content_start(&mut self, text: &str, last: bool) -> Option<usize> {
+    fn content_start(&mut self, text: &str, broken: bool, last: bool) -> Option<usize> {
         let visible = text.trim_start();
         if visible.is_empty() && !last {
             return None;
@@ -347,30 +395,45 @@ impl Parser {
         let n = text.len() - visible.len();
         match self.call_starts(visible) && self.sink.n_calls == 0 {
             true => self.open_calls("", text[..n].to_owned()),
-            false => self.state = State::Content { fresh: false },
+            false => self.state = State::Content { fresh: false, broken },
         }
         Some(n)
     }
 
-    fn content(&mut self, text: &str, last: bool) -> Option<usize> {
+    fn content(&mut self, text: &str, broken: bool, last: bool) -> Option<usize> {
         let Some(calls) = self.call_format() else {
             self.sink.content(text);
             return (!text.is_empty()).then_some(text.len());
         };
-        match find(text, calls.opens) {
+        let marks = if broken { [calls.opens, calls.marks].concat() } else { Vec::new() };
+        match find(text, if broken { &marks } else { calls.opens }) {
             Found::Mark { at, mark } => {
                 let shown = text[..at].trim_end().len();
                 self.sink.content(&text[..shown]);
-                self.open_calls(mark, text[shown..at + mark.len()].to_owned());
+                match calls.opens.contains(&mark) {
+                    true => self.open_calls(mark, text[shown..at + mark.len()].to_owned()),
+                    false => self.state = State::Content { fresh: true, broken },
+                }
                 Some(at + mark.len())
             }
             Found::Held(at) => {
-                let shown = if last { text.len() } else { text[..at].trim_end().len() };
+                let shown = self.shown(text, at, last);
                 self.sink.content(&text[..shown]);
                 (shown > 0).then_some(shown)
             }
         }
     }
+}
+
+/// Returns the text of a malformed call without marks; where messages have headers, what follows the header.
+fn without_marks(raw: &str, calls: Option<&Calls>) -> String {
+    let Some(calls) = calls else { return raw.to_owned() };
+    let marks = || calls.opens.iter().chain(calls.marks);
+    if calls.reads_all() {
+        let ends = marks().filter_map(|mark| raw.rfind(mark).map(|at| at + mark.len()));
+        return raw[ends.max().unwrap_or(0)..].to_owned();
+    }
+    marks().fold(raw.to_owned(), |text, mark| text.replace(mark, ""))
 }
 
 /// Result of a search for marks.
@@ -393,7 +456,7 @@ pub(super) fn until_mark(text: &str, marks: &[&'static str], last: bool) -> (usi
     }
 }
 
-/// The first mark; at one place the longest.
+/// Returns the first mark; at one place the longest.
 fn find(text: &str, marks: &[&'static str]) -> Found {
     let found = marks.iter().filter_map(|mark| Some((text.find(mark)?, mark)));
     match found.min_by_key(|(at, mark)| (*at, std::cmp::Reverse(mark.len()))) {
@@ -411,7 +474,7 @@ fn held(text: &str, marks: &[&'static str]) -> usize {
     marks.iter().map(ends).max().unwrap_or(0)
 }
 
-/// A call id unique within this and other answers; `short`: nine letters and digits.
+/// Returns a call id unique within this and other answers; `short`: nine letters and digits.
 pub(super) fn new_id(seed: u64, index: usize, short: bool) -> String {
     const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
     let mut state = seed ^ (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -110,7 +110,7 @@ fn render(template: &ChatTemplate, format: Format, messages: &[Value], generate:
     template.render(&chat).unwrap_or_else(|e| panic!("{format:?}: {e}: {messages}"))
 }
 
-/// The call of this number, as a client sends it back.
+/// Returns the call of this number, as a client sends it back.
 fn call(i: usize) -> Value {
     let name = ["weather", "now"][i];
     json!({"id": format!("call_{i}"), "type": "function", "function": {"name": name, "arguments": ARGUMENTS[i]}})

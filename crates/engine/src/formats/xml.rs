@@ -4,9 +4,9 @@
 //! A value is a raw string between its lines, or JSON, depending on the tool's schema. Models sometimes omit the outer
 //! marks.
 
-use super::constrain::Notation;
 use super::history;
 use super::json::{Cursor, Halt};
+use super::page::Notation;
 use super::parser::{Reader, Sink, Turn};
 use super::tools::{Arguments, Tool};
 use super::{Calls, hermes};
@@ -85,7 +85,8 @@ impl Reader for Xml {
             Stage::Close if !self.wrapped => return Turn::Done(0),
             Stage::Close => match c.blanks().expect(hermes::CLOSE) {
                 Err(Halt::More) if !last => Err(Halt::More),
-                Err(_) => return Turn::Done(0),
+                Err(Halt::More) => return Turn::Done(text.len()),
+                Err(Halt::Not) => return Turn::Done(0),
                 Ok(c) => return Turn::Done(c.at()),
             },
         };
@@ -101,7 +102,7 @@ fn name<'a>(c: &mut Cursor<'a>, named: bool) -> Result<&'a str, Halt> {
     if name.is_empty() { Err(Halt::Not) } else { Ok(name) }
 }
 
-/// A key with its value, or the end of the function.
+/// Returns a key with its value, or the end of the function.
 fn parameter<'a>(c: &mut Cursor<'a>) -> Result<Option<(&'a str, &'a str)>, Halt> {
     if c.blanks().have(FUNCTION_END)? {
         return Ok(None);

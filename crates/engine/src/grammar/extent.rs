@@ -95,7 +95,8 @@ fn too_large(multiple: f64) -> Error {
     ))
 }
 
-/// The value of `multipleOf` without its decimal point, which is how many states it takes; 0 where there is none.
+/// Returns the value of `multipleOf` without its decimal point, which is how many states it takes; 0 where there is
+/// none.
 fn multiple(keys: &Map<String, Value>) -> f64 {
     let Some(mut value) = keys.get("multipleOf").and_then(Value::as_f64) else { return 0.0 };
     for _ in 0..20 {

@@ -4,11 +4,18 @@
 //! pieces that stand side by side, as lexemes of a grammar in Lark. What may be empty at the end of a piece, as blanks
 //! often are, is a lexeme of its own: of two that end at the same place the parser tries both. Yet a lexeme is as long
 //! as it can be, so a grammar may allow a little less than llama.cpp's parser, which knows no lexemes; never more.
+//!
+//! Grammars come from strangers. Work and memory are linear in the text's length: each group is judged once, after
+//! those that it uses, and what is written out has one budget. Recursion is bounded by [`MAX_RULE_DEPTH`], never by the
+//! number of rules.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::{MAX_RULE_BYTES, MAX_RULE_DEPTH, Rule};
+
+/// Longest part of a rule's name that an error repeats, in characters.
+const MAX_SHOWN: usize = 40;
 
 /// Whether a grammar is in GBNF: Lark has no `::=`.
 pub fn is_gbnf(text: &str) -> bool {
@@ -18,7 +25,7 @@ pub fn is_gbnf(text: &str) -> bool {
     })
 }
 
-/// The rule that a grammar in GBNF states.
+/// The rule that a grammar in GBNF states: a regular expression or a grammar in Lark.
 ///
 /// # Errors
 /// What is wrong with it, by line.
@@ -26,48 +33,73 @@ pub fn from_gbnf(text: &str) -> Result<Rule, String> {
     if text.len() > MAX_RULE_BYTES {
         return Err(format!("it has {} bytes, at most {MAX_RULE_BYTES} are allowed", text.len()));
     }
-    let rules = Parser { rest: text, line: 1, rules: BTreeMap::new() }.grammar()?;
-    for (name, body) in &rules {
-        check_names(name, body, &rules)?;
-    }
-    let root = rules.get("root").ok_or("it has no rule named root")?;
-    let mut writer =
-        Writer { flat: Flat::of(&rules), rules: &rules, terminals: String::new(), n_terminals: 0, used: Vec::new() };
-    if let Some(regex) = writer.regex(root)? {
+    let grammar = Parser::new(text).grammar()?;
+    let root = grammar.rules.iter().position(|rule| rule.name == "root").ok_or("it has no rule named root")?;
+    let mut writer = Writer::new(&grammar);
+    if let Some(flat) = writer.flat[grammar.rules[root].body] {
+        let mut regex = String::new();
+        writer.regex(&flat, grammar.rules[root].body, &mut regex)?;
         return Ok(Rule::Regex(regex));
     }
     let mut lark = String::from("start: root\n");
-    let (mut named, mut todo) = (BTreeSet::from(["root"]), vec!["root"]);
-    while let Some(name) = todo.pop() {
-        let Some(body) = rules.get(name) else { continue };
-        let body = writer.rule(body)?;
-        let _ = writeln!(lark, "{}: {body}", rule_name(name));
-        todo.extend(writer.used.drain(..).filter(|name| named.insert(*name)));
+    let (mut is_named, mut todo) = (vec![false; grammar.rules.len()], vec![root]);
+    is_named[root] = true;
+    while let Some(at) = todo.pop() {
+        let name = rule_name(grammar.rules[at].name);
+        writer.spend(name.len() + ": \n".len())?;
+        let body = writer.rule(grammar.rules[at].body)?;
+        let _ = writeln!(lark, "{name}: {body}");
+        todo.extend(writer.used.drain(..).filter(|&at| !std::mem::replace(&mut is_named[at], true)));
     }
     lark.push_str(&writer.terminals);
     Ok(Rule::Lark(lark))
 }
 
+/// A grammar as it was read.
+struct Grammar<'a> {
+    rules: Vec<Named<'a>>,
+    /// Bodies of rules, and groups.
+    choices: Vec<Choice>,
+}
+
+/// A rule.
+struct Named<'a> {
+    name: &'a str,
+    /// Index of its alternatives.
+    body: usize,
+}
+
+impl Grammar<'_> {
+    /// The alternatives that an item stands for, where it is no text.
+    fn inner(&self, item: &Item) -> Option<usize> {
+        match item.thing {
+            Thing::Text(_) => None,
+            Thing::Rule(at) => Some(self.rules[at].body),
+            Thing::Group(at) => Some(at),
+        }
+    }
+}
+
 /// Alternatives.
-type Choice<'a> = Vec<Vec<Item<'a>>>;
+type Choice = Vec<Vec<Item>>;
 
 /// A thing and how often it comes.
 #[derive(Clone, Debug, PartialEq)]
-struct Item<'a> {
-    thing: Thing<'a>,
+struct Item {
+    thing: Thing,
     least: u32,
     most: Option<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Thing<'a> {
+enum Thing {
     /// A regular expression for one character or a text.
     Text(String),
-    Rule(&'a str),
-    Group(Choice<'a>),
+    /// Index of a rule.
+    Rule(usize),
+    /// Index of alternatives.
+    Group(usize),
 }
-
-type Rules<'a> = BTreeMap<&'a str, Choice<'a>>;
 
 fn is_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '-' || c == '_'
@@ -77,25 +109,57 @@ fn is_name(c: char) -> bool {
 struct Parser<'a> {
     rest: &'a str,
     line: usize,
-    rules: Rules<'a>,
+    /// Indices of the rules that were defined or used.
+    names: BTreeMap<&'a str, usize>,
+    rules: Vec<Seen<'a>>,
+    choices: Vec<Choice>,
+}
+
+/// A rule that was defined or used.
+struct Seen<'a> {
+    name: &'a str,
+    /// Index of its alternatives, once it is defined.
+    body: Option<usize>,
+    /// The rule in which it was met first.
+    user: &'a str,
 }
 
 impl<'a> Parser<'a> {
-    fn grammar(mut self) -> Result<Rules<'a>, String> {
+    fn new(text: &'a str) -> Parser<'a> {
+        Parser { rest: text, line: 1, names: BTreeMap::new(), rules: Vec::new(), choices: Vec::new() }
+    }
+
+    fn grammar(mut self) -> Result<Grammar<'a>, String> {
         self.blanks(true);
         while !self.rest.is_empty() {
             let name = self.name()?;
             self.blanks(false);
             if !self.take("::=") {
-                return Err(self.wrong("expected ::= behind a rule's name"));
+                return Err(self.wrong("expected ::= after a rule's name"));
             }
-            let body = self.choice(0)?;
-            if self.rules.insert(name, body).is_some() {
-                return Err(self.wrong(&format!("rule {name} is there twice")));
+            let at = self.rule(name, name);
+            let body = self.choice(0, name)?;
+            if self.rules[at].body.replace(body).is_some() {
+                return Err(self.wrong(&format!("rule {} is there twice", shown(name))));
             }
             self.blanks(true);
         }
-        Ok(self.rules)
+        let defined = |Seen { name, body, user }: Seen<'a>| match body {
+            Some(body) => Ok(Named { name, body }),
+            None => Err(format!("rule {} uses {}, which is not there", shown(user), shown(name))),
+        };
+        let rules = self.rules.into_iter().map(defined).collect::<Result<_, String>>()?;
+        Ok(Grammar { rules, choices: self.choices })
+    }
+
+    /// The index of a rule that `user` defines or uses.
+    fn rule(&mut self, name: &'a str, user: &'a str) -> usize {
+        let next = self.rules.len();
+        let at = *self.names.entry(name).or_insert(next);
+        if at == next {
+            self.rules.push(Seen { name, body: None, user });
+        }
+        at
     }
 
     fn wrong(&self, what: &str) -> String {
@@ -144,27 +208,29 @@ impl<'a> Parser<'a> {
         Ok(name)
     }
 
-    /// Alternatives, up to the end of the line, or of the group where `depth` is not 0.
-    fn choice(&mut self, depth: usize) -> Result<Choice<'a>, String> {
+    /// The index of alternatives of the rule `user`, which go up to the end of the line, or of the group where `depth`
+    /// is not 0.
+    fn choice(&mut self, depth: usize, user: &'a str) -> Result<usize, String> {
         if depth > MAX_RULE_DEPTH {
             return Err(self.wrong(&format!("nests deeper than {MAX_RULE_DEPTH} levels")));
         }
         let mut all = Vec::new();
         loop {
             self.blanks(true);
-            all.push(self.sequence(depth)?);
+            all.push(self.sequence(depth, user)?);
             // An alternative may stand on a line of its own.
             let here = (self.rest, self.line);
             self.blanks(true);
             if !self.take("|") {
                 (self.rest, self.line) = here;
-                return Ok(all);
+                self.choices.push(all);
+                return Ok(self.choices.len() - 1);
             }
         }
     }
 
-    fn sequence(&mut self, depth: usize) -> Result<Vec<Item<'a>>, String> {
-        let mut items: Vec<Item<'a>> = Vec::new();
+    fn sequence(&mut self, depth: usize, user: &'a str) -> Result<Vec<Item>, String> {
+        let mut items = Vec::new();
         loop {
             let thing = match self.peek() {
                 Some('"') => Thing::Text(self.literal()?),
@@ -175,7 +241,7 @@ impl<'a> Parser<'a> {
                 }
                 Some('(') => {
                     self.next();
-                    let group = self.choice(depth + 1)?;
+                    let group = self.choice(depth + 1, user)?;
                     self.blanks(true);
                     if !self.take(")") {
                         return Err(self.wrong("expected )"));
@@ -192,7 +258,7 @@ impl<'a> Parser<'a> {
                         (self.rest, self.line) = here;
                         return Ok(items);
                     }
-                    Thing::Rule(name)
+                    Thing::Rule(self.rule(name, user))
                 }
                 _ => return Ok(items),
             };
@@ -333,200 +399,232 @@ fn rule_name(name: &str) -> String {
     out
 }
 
-fn check_names(at: &str, body: &Choice<'_>, rules: &Rules<'_>) -> Result<(), String> {
-    for item in body.iter().flatten() {
+/// The beginning of a name, for an error.
+fn shown(name: &str) -> &str {
+    // Names are ASCII.
+    &name[..name.len().min(MAX_SHOWN)]
+}
+
+/// What is known of alternatives that are one regular expression.
+#[derive(Clone, Copy, Debug)]
+struct Flat {
+    /// They may be empty.
+    is_nullable: bool,
+    /// No alternative begins or ends with what may be empty.
+    is_tight: bool,
+    /// Bytes of the expression.
+    n_bytes: usize,
+    /// How deep its groups nest.
+    depth: usize,
+}
+
+impl Flat {
+    /// A text, or a regular expression for one character.
+    fn text(text: &str) -> Flat {
+        Flat { is_nullable: text.is_empty(), is_tight: true, n_bytes: text.len(), depth: 0 }
+    }
+
+    /// Alternatives, given what is known of their items.
+    fn of(choice: &Choice, known: impl Fn(&Item) -> Option<Flat>) -> Option<Flat> {
+        let mut all = Flat { is_nullable: false, is_tight: true, n_bytes: choice.len().saturating_sub(1), depth: 0 };
+        for sequence in choice {
+            let mut is_nullable = true;
+            for (i, item) in sequence.iter().enumerate() {
+                let item = known(item)?.times(item);
+                is_nullable &= item.is_nullable;
+                all.is_tight &= item.is_tight || (i > 0 && i + 1 < sequence.len());
+                all.n_bytes = all.n_bytes.saturating_add(item.n_bytes);
+                all.depth = all.depth.max(item.depth);
+            }
+            all.is_nullable |= is_nullable;
+        }
+        Some(all)
+    }
+
+    /// The same as an item, in a separate group and as often as it comes there.
+    fn times(self, item: &Item) -> Flat {
+        let is_nullable = self.is_nullable || item.least == 0;
+        let n_bytes = self.n_bytes.saturating_add("(?:)".len() + times(item).len());
+        Flat { is_nullable, is_tight: self.is_tight && !is_nullable, n_bytes, depth: self.depth + 1 }
+    }
+
+    /// What is known of all alternatives of a grammar; nothing of those that come to themselves. Each is looked at
+    /// once, after all that it uses.
+    fn all(grammar: &Grammar<'_>) -> Vec<Option<Flat>> {
+        let n = grammar.choices.len();
+        let (mut users, mut n_unknown) = (vec![Vec::new(); n], vec![0usize; n]);
+        for (at, choice) in grammar.choices.iter().enumerate() {
+            for inner in choice.iter().flatten().filter_map(|item| grammar.inner(item)) {
+                users[inner].push(at);
+                n_unknown[at] += 1;
+            }
+        }
+        let mut flat = vec![None; n];
+        let mut ready: Vec<usize> = (0..n).filter(|&at| n_unknown[at] == 0).collect();
+        while let Some(at) = ready.pop() {
+            flat[at] = Flat::of(&grammar.choices[at], |item| Flat::inside(grammar, &flat, item));
+            for user in std::mem::take(&mut users[at]) {
+                n_unknown[user] -= 1;
+                if n_unknown[user] == 0 {
+                    ready.push(user);
+                }
+            }
+        }
+        flat
+    }
+
+    /// What is known of an item's text or alternatives.
+    fn inside(grammar: &Grammar<'_>, flat: &[Option<Flat>], item: &Item) -> Option<Flat> {
         match &item.thing {
-            Thing::Rule(name) if !rules.contains_key(name) => {
-                return Err(format!("rule {at} uses {name}, which is not there"));
-            }
-            Thing::Group(group) => check_names(at, group, rules)?,
-            Thing::Rule(_) | Thing::Text(_) => {}
+            Thing::Text(text) => Some(Flat::text(text)),
+            Thing::Rule(_) | Thing::Group(_) => grammar.inner(item).and_then(|at| flat[at]),
         }
     }
-    Ok(())
-}
-
-/// What is known of the rules that do not come to themselves: all that they use is known before them.
-#[derive(Default)]
-struct Flat<'a> {
-    all: BTreeSet<&'a str>,
-    /// Those that may be empty.
-    nullable: BTreeSet<&'a str>,
-    /// Those of which no alternative begins or ends with what may be empty.
-    tight: BTreeSet<&'a str>,
-}
-
-impl<'a> Flat<'a> {
-    fn of(rules: &Rules<'a>) -> Flat<'a> {
-        let mut flat = Flat::default();
-        loop {
-            let n = flat.all.len();
-            for (name, body) in rules {
-                if !flat.all.contains(name) && is_flat(body, &flat.all) {
-                    flat.all.insert(name);
-                    if flat.any_is_nullable(body) {
-                        flat.nullable.insert(name);
-                    }
-                    if flat.is_tight(body) {
-                        flat.tight.insert(name);
-                    }
-                }
-            }
-            if flat.all.len() == n {
-                return flat;
-            }
-        }
-    }
-
-    fn any_is_nullable(&self, choice: &Choice<'a>) -> bool {
-        choice.iter().any(|sequence| sequence.iter().all(|item| self.is_nullable(item)))
-    }
-
-    /// Whether an item may be empty.
-    fn is_nullable(&self, item: &Item<'a>) -> bool {
-        item.least == 0
-            || match &item.thing {
-                Thing::Text(text) => text.is_empty(),
-                Thing::Rule(name) => self.nullable.contains(name),
-                Thing::Group(group) => self.any_is_nullable(group),
-            }
-    }
-
-    /// Whether no alternative begins or ends with what may be empty.
-    fn is_tight(&self, choice: &Choice<'a>) -> bool {
-        let tight = |item: &Item<'a>| {
-            !self.is_nullable(item)
-                && match &item.thing {
-                    Thing::Text(_) => true,
-                    Thing::Rule(name) => self.tight.contains(name),
-                    Thing::Group(group) => self.is_tight(group),
-                }
-        };
-        choice.iter().all(|sequence| sequence.first().is_none_or(tight) && sequence.last().is_none_or(tight))
-    }
-}
-
-fn is_flat(body: &Choice<'_>, flat: &BTreeSet<&str>) -> bool {
-    body.iter().flatten().all(|item| match &item.thing {
-        Thing::Text(_) => true,
-        Thing::Rule(name) => flat.contains(name),
-        Thing::Group(group) => is_flat(group, flat),
-    })
 }
 
 /// Writes rules in Lark, and regular expressions.
 struct Writer<'a> {
-    rules: &'a Rules<'a>,
-    flat: Flat<'a>,
+    grammar: &'a Grammar<'a>,
+    /// What is known of each of the grammar's alternatives.
+    flat: Vec<Option<Flat>>,
+    /// Bytes that may still be written.
+    n_left: usize,
     /// Lines of terminals.
     terminals: String,
     n_terminals: usize,
     /// Rules that were named.
-    used: Vec<&'a str>,
+    used: Vec<usize>,
 }
 
 impl<'a> Writer<'a> {
-    /// Alternatives as one regular expression, where they are one.
-    fn regex(&self, choice: &Choice<'a>) -> Result<Option<String>, String> {
-        let mut out = String::new();
-        for (i, sequence) in choice.iter().enumerate() {
+    fn new(grammar: &'a Grammar<'a>) -> Writer<'a> {
+        let (flat, used) = (Flat::all(grammar), Vec::new());
+        Writer { grammar, flat, n_left: MAX_RULE_BYTES, terminals: String::new(), n_terminals: 0, used }
+    }
+
+    /// Takes bytes out of the budget before they are written.
+    fn spend(&mut self, n_bytes: usize) -> Result<(), String> {
+        let left = self.n_left.checked_sub(n_bytes);
+        self.n_left = left.ok_or_else(|| format!("its rules, written out, have more than {MAX_RULE_BYTES} bytes"))?;
+        Ok(())
+    }
+
+    /// Appends alternatives as one regular expression.
+    fn regex(&mut self, flat: &Flat, at: usize, out: &mut String) -> Result<(), String> {
+        self.check(flat)?;
+        self.append(at, out);
+        Ok(())
+    }
+
+    /// Appends one item as a regular expression.
+    fn piece(&mut self, flat: &Flat, item: &Item, out: &mut String) -> Result<(), String> {
+        self.check(flat)?;
+        self.append_item(item, out);
+        Ok(())
+    }
+
+    /// Pays for a regular expression.
+    fn check(&mut self, flat: &Flat) -> Result<(), String> {
+        if flat.depth > MAX_RULE_DEPTH {
+            return Err(format!("its rules, written out, nest deeper than {MAX_RULE_DEPTH} levels"));
+        }
+        self.spend(flat.n_bytes)
+    }
+
+    /// Appends what was paid for: its depth bounds the recursion.
+    fn append(&self, at: usize, out: &mut String) {
+        for (i, sequence) in self.grammar.choices[at].iter().enumerate() {
             if i > 0 {
                 out.push('|');
             }
-            for item in sequence {
-                match self.piece(item)? {
-                    Some(piece) => out.push_str(&piece),
-                    None => return Ok(None),
-                }
-                if out.len() > MAX_RULE_BYTES {
-                    return Err(format!("its rules, written out, have more than {MAX_RULE_BYTES} bytes"));
-                }
-            }
-        }
-        Ok(Some(out))
-    }
-
-    /// One item as a regular expression, where it is one.
-    fn piece(&self, item: &Item<'a>) -> Result<Option<String>, String> {
-        let inner = match &item.thing {
-            Thing::Text(text) => Some(text.clone()),
-            Thing::Rule(name) if !self.flat.all.contains(name) => None,
-            Thing::Rule(name) => self.rules.get(name).map_or(Ok(None), |body| self.regex(body))?,
-            Thing::Group(group) => self.regex(group)?,
-        };
-        Ok(inner.map(|inner| format!("(?:{inner}){}", times(item))))
-    }
-
-    /// As [`Writer::piece`], where that makes a good lexeme.
-    fn lexeme(&self, item: &Item<'a>) -> Result<Option<String>, String> {
-        let is_tight = match &item.thing {
-            Thing::Text(_) => return self.piece(item),
-            Thing::Rule(name) if !self.flat.all.contains(name) => return Ok(None),
-            Thing::Rule(name) => self.flat.tight.contains(name),
-            Thing::Group(group) => self.flat.is_tight(group),
-        };
-        match is_tight || self.flat.is_nullable(item) {
-            true => self.piece(item),
-            false => Ok(None),
+            sequence.iter().for_each(|item| self.append_item(item, out));
         }
     }
 
-    /// Alternatives as Lark: pieces that are regular expressions become terminals, side by side ones together.
-    fn rule(&mut self, choice: &Choice<'a>) -> Result<String, String> {
+    fn append_item(&self, item: &Item, out: &mut String) {
+        out.push_str("(?:");
+        match (&item.thing, self.grammar.inner(item)) {
+            (Thing::Text(text), _) => out.push_str(text),
+            (_, Some(inner)) => self.append(inner, out),
+            (_, None) => {}
+        }
+        out.push(')');
+        out.push_str(&times(item));
+    }
+
+    /// What is known of an item that makes a good lexeme.
+    fn lexeme(&self, item: &Item) -> Option<Flat> {
+        let inner = Flat::inside(self.grammar, &self.flat, item)?;
+        let flat = inner.times(item);
+        (inner.is_tight || flat.is_nullable).then_some(flat)
+    }
+
+    /// Alternatives as Lark: pieces that are regular expressions become terminals, side by side ones together. They
+    /// come to themselves, so the nesting of groups in the text bounds the recursion.
+    fn rule(&mut self, at: usize) -> Result<String, String> {
+        let grammar = self.grammar;
         let mut all = Vec::new();
-        for sequence in choice {
+        for sequence in &grammar.choices[at] {
             // What stands in the terminal that grows; what may be empty at its end waits.
             let (mut out, mut regex, mut tail) = (Vec::new(), String::new(), Vec::new());
             for item in sequence {
-                match self.lexeme(item)? {
-                    Some(piece) if self.flat.is_nullable(item) => {
-                        match regex.is_empty() {
-                            true => self.terminal(&mut piece.clone(), true, &mut out),
-                            false => tail.push(piece),
-                        }
-                        continue;
-                    }
-                    Some(piece) => {
+                if let Some(flat) = self.lexeme(item) {
+                    if !flat.is_nullable {
                         regex.extend(tail.drain(..));
-                        regex.push_str(&piece);
+                        self.piece(&flat, item, &mut regex)?;
                         continue;
                     }
-                    None => {}
-                }
-                self.terminal(&mut regex, false, &mut out);
-                tail.drain(..).for_each(|mut piece| self.terminal(&mut piece, true, &mut out));
-                let inner = match &item.thing {
-                    Thing::Rule(name) => {
-                        self.used.push(name);
-                        rule_name(name)
+                    let mut piece = String::new();
+                    self.piece(&flat, item, &mut piece)?;
+                    match regex.is_empty() {
+                        true => self.terminal(&mut piece, true, &mut out)?,
+                        false => tail.push(piece),
                     }
-                    Thing::Group(group) => format!("({})", self.rule(group)?),
+                    continue;
+                }
+                self.terminal(&mut regex, false, &mut out)?;
+                tail.drain(..).try_for_each(|mut piece| self.terminal(&mut piece, true, &mut out))?;
+                let (inner, n_bytes) = match item.thing {
+                    Thing::Rule(at) => {
+                        self.used.push(at);
+                        let name = rule_name(grammar.rules[at].name);
+                        let n_bytes = name.len();
+                        (name, n_bytes)
+                    }
+                    // What is in it is paid for.
+                    Thing::Group(at) => (format!("({})", self.rule(at)?), "()".len()),
                     Thing::Text(_) => continue,
                 };
-                out.push(format!("{inner}{}", times(item)));
+                let times = times(item);
+                self.spend(n_bytes + times.len())?;
+                out.push(inner + &times);
             }
-            self.terminal(&mut regex, false, &mut out);
-            tail.drain(..).for_each(|mut piece| self.terminal(&mut piece, true, &mut out));
+            self.terminal(&mut regex, false, &mut out)?;
+            tail.drain(..).try_for_each(|mut piece| self.terminal(&mut piece, true, &mut out))?;
+            self.spend(3)?;
             all.push(if out.is_empty() { "\"\"".into() } else { out.join(" ") });
         }
         Ok(all.join(" | "))
     }
 
     /// Names a regular expression, and takes it. A lexeme is not empty: one that may be is left out instead.
-    fn terminal(&mut self, regex: &mut String, may_be_empty: bool, out: &mut Vec<String>) {
+    fn terminal(&mut self, regex: &mut String, may_be_empty: bool, out: &mut Vec<String>) -> Result<(), String> {
         let regex = std::mem::take(regex);
         if regex.is_empty() {
-            return;
+            return Ok(());
         }
         let name = format!("T{}", self.n_terminals);
         self.n_terminals += 1;
         let some = if may_be_empty { " & /(?s:.+)/" } else { "" };
+        // Its expression is paid for.
+        self.spend(2 * name.len() + some.len() + "?: //\n".len())?;
         let _ = writeln!(self.terminals, "{name}: /{regex}/{some}");
         out.push(if may_be_empty { format!("{name}?") } else { name });
+        Ok(())
     }
 }
 
-fn times(item: &Item<'_>) -> String {
+fn times(item: &Item) -> String {
     match (item.least, item.most) {
         (1, Some(1)) => String::new(),
         (0, Some(1)) => "?".into(),
@@ -543,11 +641,14 @@ mod tests {
     use super::super::tests::FABLE;
     use super::*;
     use crate::tokenizer::Encode;
+    use std::time::Duration;
+    use sys::rank;
 
     /// Whether a text is one that a rule allows.
     fn allows(rule: &Rule, text: &str) -> bool {
         let (tokenizer, grammars) = &*FABLE;
-        let mut matcher = grammars.compile(rule, Lead::None).unwrap_or_else(|e| panic!("{e}: {rule:?}")).matcher();
+        let mut matcher =
+            grammars.compile(rule, Lead::None).unwrap_or_else(|e| panic!("{e}: {rule:?}")).matcher().unwrap();
         let tokens = tokenizer.encode(text, Encode { add_special: false, parse_special: false });
         matcher.try_consume_tokens(&tokens).is_ok_and(|n| n == tokens.len()) && matcher.is_accepting().unwrap_or(false)
     }
@@ -642,14 +743,85 @@ ws ::= | " " | "\n" [ \t]{0,20}
         ] {
             assert!(from_gbnf(gbnf).is_err_and(|why| why.contains(part)), "{gbnf}: {:?}", from_gbnf(gbnf));
         }
-        let deep = format!("root ::= {}\"a\"{}", "(".repeat(500), ")".repeat(500));
-        assert!(from_gbnf(&deep).is_err_and(|why| why.contains("deeper")));
-        // Each rule doubles the one before: written out it would not end.
-        let mut doubling = String::from("root ::= x0 x0\n");
-        (0..40).for_each(|i| doubling += &format!("x{i} ::= x{} x{}\n", i + 1, i + 1));
-        doubling += "x40 ::= \"a\"";
-        let recursive = doubling.replace("root ::= x0 x0", "root ::= x0 root | x0");
-        assert!(from_gbnf(&recursive).is_err_and(|why| why.contains("written out")));
-        assert!(from_gbnf(&doubling).is_err_and(|why| why.contains("written out")));
+    }
+
+    /// Translates on a small stack, and measures the time of the processor.
+    fn bounded(text: String) -> Result<Rule, String> {
+        let (send, receive) = std::sync::mpsc::channel();
+        let work = move || drop(send.send(rank::Work::default().run(|| from_gbnf(&text))));
+        std::thread::Builder::new().stack_size(512 << 10).spawn(work).unwrap();
+        let (rule, took) = receive.recv_timeout(Duration::from_secs(100)).expect("it ends");
+        assert!(took < Duration::from_secs(2), "{took:?}");
+        rule
+    }
+
+    /// Rules of which each is the one before it; `root` is the last, in the order of the names or against it.
+    fn chain(n: usize, body: &str, reversed: bool) -> String {
+        let name = |i: usize| format!("r{:05}", if reversed { n - i } else { i });
+        let rules = (1..n).map(|i| format!("{}::={}\n", name(i), body.replace('x', &name(i - 1))));
+        format!("root::={}\n{}::=\"a\"\n{}", name(n - 1), name(0), rules.collect::<String>())
+    }
+
+    #[test]
+    fn costly_grammars_are_refused_before_they_cost() {
+        let (deep, large) = ("nest deeper", "written out");
+        let nested =
+            |n: usize, inner: &str, end: &str| format!("{}{inner}{}", "(".repeat(n), format!("){end}").repeat(n));
+        let doubling = |n: usize| (0..n).map(|i| format!("x{i} ::= x{} x{}\n", i + 1, i + 1)).collect::<String>();
+        let long = "n".repeat(100_000);
+        let cases = [
+            // Levels by the number of rules.
+            (chain(5_000, "x", false), Some(deep)),
+            (chain(14_000, "x", false), Some(deep)),
+            (chain(14_000, "x", true), Some(deep)),
+            (chain(9_000, "(x)", true), Some(deep)),
+            (chain(9_000, "x", false).replacen("root::=", "root::=\"r\" root|", 1), Some(deep)),
+            (chain(9_000, "x|root", true), None),
+            (chain(9_000, "\"a\" x?", true).replacen("root::=", "root::=\"r\" root|", 1), Some(deep)),
+            (chain(3_000, "x \"a\"?", true).replacen("root::=", "root::=\"r\" root|", 1), None),
+            // Levels by brackets: each asked twice.
+            (format!("root ::= {}", nested(500, "\"a\"", "")), Some("nests deeper")),
+            (format!("root ::= {}", nested(64, "\"a\"", "")), Some(deep)),
+            (format!("root ::= {}", nested(63, "\"a\"", "")), None),
+            (format!("root ::= {}", nested(60, "\"a\"", "?")), None),
+            (format!("root ::= \"b\" root | {}", nested(60, "\"a\"", "?")), None),
+            (format!("root ::= \"b\" | {}", nested(60, "root", "*")), None),
+            (format!("root ::= {}", format!("{} ", nested(60, "\"a\" \"b\"?", "")).repeat(1_100)), Some(large)),
+            // What multiplies.
+            (format!("root ::= \"y\" root | {}\nx ::= {}", "x ".repeat(90_000), "\"a\" ".repeat(19_000)), Some(large)),
+            (format!("root ::= {}\nx ::= {}", "x ".repeat(90_000), "\"a\" ".repeat(19_000)), Some(large)),
+            (format!("root ::= x0 x0\n{}x40 ::= \"a\"", doubling(40)), Some(large)),
+            (format!("root ::= x0 root | x0\n{}x40 ::= \"a\"", doubling(40)), Some(large)),
+            (format!("root ::= x0 x0\n{}x5000 ::= \"a\"", doubling(5_000)), Some(large)),
+            (format!("root ::= x0 x0 root?\n{}x40 ::= ", doubling(40)), Some(large)),
+            (format!("root ::= x0 x0\n{}x40 ::= root |", doubling(40)), None),
+            (format!("root ::= {long} {long} root\n{long} ::= root"), Some("bytes")),
+            // What is nothing, often.
+            (format!("root ::= {}", "|".repeat(250_000)), None),
+            (format!("root ::= root {}", "|".repeat(250_000)), Some(large)),
+            (format!("root ::= {}", "()".repeat(120_000)), Some(large)),
+            (format!("root ::= root | {}", "\"\"".repeat(120_000)), Some(large)),
+            (format!("root ::= {}\nx ::= ", "x ".repeat(120_000)), Some(large)),
+            (format!("root ::= root {}\nx ::= ", "x ".repeat(120_000)), Some(large)),
+            (format!("root ::= \"a\"{}", "\n#".repeat(120_000)), None),
+            (format!("root ::= \"a{}", "\n".repeat(250_000)), Some("does not end")),
+            (format!("root ::= \"a\"{}", "{".repeat(250_000)), Some("expected")),
+        ];
+        for (gbnf, part) in cases {
+            let head: String = gbnf.chars().take(60).collect();
+            match (bounded(gbnf), part) {
+                (Ok(_), None) => {}
+                (Err(why), Some(part)) if why.contains(part) => assert!(why.len() < 200, "{why}"),
+                (other, _) => panic!("{head}: {:.200} instead of {part:?}", format!("{other:?}")),
+            }
+        }
+    }
+
+    #[test]
+    fn names_in_errors_are_short() {
+        let long = "n".repeat(100_000);
+        for gbnf in [format!("root ::= {long}"), format!("{long} ::= \"a\"\n{long} ::= \"b\"")] {
+            assert!(from_gbnf(&gbnf).is_err_and(|why| why.contains("nnnn") && why.len() < 200));
+        }
     }
 }

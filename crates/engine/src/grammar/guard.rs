@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
-use backend::rank;
 use llguidance::toktrie::{SimpleVob, TokTrie};
 use llguidance::{CancellationHandle, Matcher};
+use sys::rank;
 
 use super::masks::{Job, Mask, Progress, Record, Taken, is_at_end, take};
 use super::numbers::{Numbers, continues};
@@ -28,6 +28,10 @@ pub(crate) struct Guard {
     /// When the mask on its way was first needed.
     due: Option<Instant>,
     record: Record,
+    /// Tokens of the thought up to now.
+    n_thought: usize,
+    /// What closes a thought that has become too long, and how much of it has been written.
+    closing: Option<(Vec<u32>, usize)>,
     /// How late masks were in all, what taking tokens took, and for how many tokens.
     late: Spent,
     taking: Spent,
@@ -80,7 +84,7 @@ enum State {
 }
 
 impl Guard {
-    /// A guard at the start of an answer; the first mask is begun.
+    /// Returns a guard at the start of an answer; the first mask is begun.
     pub fn new(constraint: Constraint) -> Result<Guard, Error> {
         let mut guard = Guard {
             constraint,
@@ -91,6 +95,8 @@ impl Guard {
             handle: None,
             due: None,
             record: Record::default(),
+            n_thought: 0,
+            closing: None,
             late: Spent::default(),
             taking: Spent::default(),
             n_tokens: 0,
@@ -98,34 +104,59 @@ impl Guard {
         guard.numbers = guard.constraint.grammar.numbers;
         guard.record = Record::of_first(guard.constraint.grammar.compiled.first_took);
         let opened = guard.constraint.thought.as_ref().is_some_and(|t| t.opened);
-        guard.state = match (opened, guard.constraint.triggers.is_empty()) {
+        guard.state = match (opened, guard.holds_behind()) {
             (true, _) => State::Thought,
             (false, false) => State::Free,
             (false, true) => {
                 let open = guard.constraint.thought.as_ref();
                 let open = open.and_then(|t| vocabulary::token(guard.trie(), &t.open));
-                guard.ask(Box::new(guard.constraint.grammar.matcher()), open)?
+                guard.ask(Box::new(guard.constraint.grammar.matcher()?), open)?
             }
         };
+        guard.bound_thought();
         Ok(guard)
     }
 
-    /// Whether [`Guard::mask`] may forbid something at the next token.
+    /// Whether the grammar holds at once, or right after the thought.
+    fn holds_behind(&self) -> bool {
+        self.constraint.triggers.is_empty() && !self.constraint.grammar.is_free()
+    }
+
+    /// Closes a thought that has become too long.
+    fn bound_thought(&mut self) {
+        if let (State::Thought, Some(thought), None) = (&self.state, &self.constraint.thought, &self.closing)
+            && thought.most_tokens.is_some_and(|most| self.n_thought >= most)
+        {
+            let close = match vocabulary::token(self.trie(), &thought.close) {
+                Some(token) => vec![token],
+                None => self.trie().greedy_tokenize(thought.close.as_bytes()),
+            };
+            self.closing = (!close.is_empty()).then_some((close, 0));
+        }
+    }
+
+    /// Returns the next token of what closes the thought.
+    fn next_of_closing(&self) -> Option<u32> {
+        let (tokens, n) = self.closing.as_ref()?;
+        tokens.get(*n).copied()
+    }
+
+    /// Returns whether [`Guard::mask`] may forbid something at the next token.
     pub fn masks(&self) -> bool {
         match self.state {
-            State::Thought => self.constraint.triggers.is_empty(),
+            State::Thought => self.holds_behind() || self.closing.is_some(),
             State::Waiting { .. } | State::Taking { .. } | State::Masked { .. } => true,
             State::Free | State::Ready { .. } | State::Finished => false,
         }
     }
 
-    /// Whether a step that has other sequences waits for its mask: not when the last one was slow.
+    /// Returns whether a step that has other sequences waits for its mask: not when the last one was slow.
     pub fn is_waited_for(&self) -> bool {
         self.record.is_waited_for()
     }
 
-    /// Whether the next token can be chosen: the mask has come, or none is needed. Waits for it as long as `patience`
-    /// lasts, and takes from that what it has waited.
+    /// Returns whether the next token can be chosen: the mask has come, or none is needed. Waits for it as long as
+    /// `patience` lasts, and takes from that what it has waited.
     ///
     /// # Errors
     /// [`Error::Broken`] when there is no mask, or it is too late.
@@ -154,8 +185,8 @@ impl Guard {
         }
     }
 
-    /// Whether nothing can follow the token that [`Guard::accept`] sent away to be taken; `None` while that is not
-    /// known. Waits as [`Guard::ready`].
+    /// Returns whether nothing can follow the token that [`Guard::accept`] sent away to be taken; `None` while that is
+    /// not known. Waits as [`Guard::ready`].
     ///
     /// # Errors
     /// [`Error::Broken`] when the token cannot be taken, or it takes too long.
@@ -204,10 +235,10 @@ impl Guard {
 
     fn gone(&mut self) -> Error {
         self.state = State::Finished;
-        Error::Broken("the thread that computes masks has ended".into())
+        Error::Setup("the thread that computes masks has ended".into())
     }
 
-    /// The logits that the next token may be chosen from, once the guard is [`Guard::ready`].
+    /// Returns the logits that the next token may be chosen from, once the guard is [`Guard::ready`].
     pub fn mask<'a>(&'a mut self, logits: &'a [f32]) -> Result<&'a [f32], Error> {
         match std::mem::replace(&mut self.state, State::Finished) {
             State::Masked { matcher, mask, open } => {
@@ -215,14 +246,26 @@ impl Guard {
                 let is_allowed = |id| allows(&mask, id) || open == Some(id);
                 let trie = self.constraint.grammar.compiled.vocabulary.tok_trie();
                 let goes_on = |id| vocabulary::text(trie, id).first().is_some_and(|&byte| continues(byte));
+                let numbers = self.numbers.filter(Numbers::may_count);
                 let is_long = self.numbers.as_ref().is_some_and(Numbers::is_long);
+                let is_large = |id| {
+                    let text = || vocabulary::text(trie, id);
+                    is_long && goes_on(id) || numbers.is_some_and(|numbers| numbers.overflows(text()))
+                };
                 // A number that can end does; one that cannot, as its bounds ask for more digits, goes on.
-                let ends = is_long && (0..logits.len() as u32).any(|id| is_allowed(id) && !goes_on(id));
-                forbid(&mut self.row, logits, |id| !is_allowed(id) || ends && goes_on(id));
+                let bounds = is_long || numbers.is_some();
+                let ends = bounds && (0..logits.len() as u32).any(|id| is_allowed(id) && !is_large(id));
+                forbid(&mut self.row, logits, |id| !is_allowed(id) || ends && is_large(id));
                 Ok(&self.row)
             }
-            State::Waiting { .. } | State::Taking { .. } => Err(Error::Broken("its mask has not come".into())),
-            State::Thought if self.constraint.triggers.is_empty() => {
+            State::Waiting { .. } | State::Taking { .. } => Err(Error::Setup("its mask has not come".into())),
+            State::Thought if self.closing.is_some() => {
+                self.state = State::Thought;
+                let next = self.next_of_closing();
+                forbid(&mut self.row, logits, |id| next.is_some_and(|next| id != next));
+                Ok(&self.row)
+            }
+            State::Thought if self.holds_behind() => {
                 self.state = State::Thought;
                 let ends = self.constraint.grammar.compiled.vocabulary.tok_trie().eos_tokens();
                 forbid(&mut self.row, logits, |id| ends.contains(&id));
@@ -251,12 +294,12 @@ impl Guard {
         Ok(Some(is_finished))
     }
 
-    /// Whether [`Guard::accept`] may leave the next token to a thread.
+    /// Returns whether [`Guard::accept`] may leave the next token to a thread.
     pub fn takes_behind(&self) -> bool {
         self.record.is_behind() && !matches!(self.state, State::Thought | State::Free | State::Finished)
     }
 
-    /// How late its masks were.
+    /// Returns how late its masks were.
     #[cfg(test)]
     pub fn lateness(&self) -> Duration {
         self.late.sum
@@ -298,7 +341,10 @@ impl Guard {
 
     fn take(&mut self, token: u32) -> Result<bool, Error> {
         match std::mem::replace(&mut self.state, State::Finished) {
-            State::Ready { open: Some(open), .. } if open == token => self.state = State::Thought,
+            State::Ready { open: Some(open), .. } if open == token => {
+                self.state = State::Thought;
+                self.bound_thought();
+            }
             State::Ready { mut matcher, .. } => {
                 self.follow(token);
                 let is_finished = take(&mut matcher, token).map_err(Error::Broken)?;
@@ -307,12 +353,18 @@ impl Guard {
             State::Thought => {
                 let close = self.constraint.thought.as_ref().map(|t| t.close.clone());
                 self.state = State::Thought;
+                self.n_thought += 1;
+                if let Some((_, n)) = &mut self.closing {
+                    *n += 1;
+                }
+                self.bound_thought();
                 self.push(token);
                 if let Some(end) = self.find(close.as_deref().into_iter()).map(|(end, _)| end) {
                     self.tail.drain(..end);
                     self.constraint.thought = None;
+                    self.closing = None;
                     self.state = State::Free;
-                    match self.constraint.triggers.is_empty() {
+                    match self.holds_behind() {
                         true => self.begin()?,
                         false => self.watch()?,
                     }
@@ -336,6 +388,7 @@ impl Guard {
             Some((end, 0)) if open.is_some() => {
                 self.tail.drain(..end);
                 self.state = State::Thought;
+                self.bound_thought();
                 Ok(())
             }
             Some((end, _)) => {
@@ -348,7 +401,7 @@ impl Guard {
 
     /// Starts the grammar with what stands behind the mark in the mark's last token.
     fn begin(&mut self) -> Result<(), Error> {
-        let mut matcher = Box::new(self.constraint.grammar.matcher());
+        let mut matcher = Box::new(self.constraint.grammar.matcher()?);
         let rest = std::mem::take(&mut self.tail);
         let tokens = self.trie().greedy_tokenize(&rest);
         let n = matcher.try_consume_tokens(&tokens).map_err(|e| Error::Broken(first_line(&e)))?;
@@ -394,7 +447,7 @@ impl Guard {
         self.tail.extend_from_slice(vocabulary::text(grammar.compiled.vocabulary.tok_trie(), token));
     }
 
-    /// The mark that ends first in the tail: its end, and which.
+    /// Returns the mark that ends first in the tail: its end, and which.
     fn find<'a>(&self, marks: impl Iterator<Item = &'a str>) -> Option<(usize, usize)> {
         let end = |mark: &str| self.tail.windows(mark.len().max(1)).position(|w| w == mark.as_bytes());
         marks.enumerate().filter_map(|(i, mark)| Some((end(mark)? + mark.len(), i))).min()
@@ -412,7 +465,8 @@ fn allows(mask: &SimpleVob, id: u32) -> bool {
     (id as usize) < mask.len() && mask.is_allowed(id)
 }
 
-/// The logits with the forbidden ones at minus infinity. What is not a number stays, so that the sampler sees it.
+/// Returns the logits with the forbidden ones at minus infinity. What is not a number stays, so that the sampler sees
+/// it.
 fn forbid(row: &mut Vec<f32>, logits: &[f32], forbidden: impl Fn(u32) -> bool) {
     row.clear();
     let masked = |(id, &logit): (usize, &f32)| match forbidden(id as u32) && !logit.is_nan() {

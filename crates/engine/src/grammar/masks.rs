@@ -8,10 +8,10 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use backend::rank;
 use llguidance::Matcher;
 use llguidance::api::StopReason;
 use llguidance::toktrie::SimpleVob;
+use sys::rank;
 
 use super::{Delay, Error, first_line};
 
@@ -49,7 +49,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// The time of the processor that it has taken up to now.
+    /// Returns the time of the processor that it has taken up to now.
     pub fn took(&self) -> Duration {
         self.work.took().unwrap_or_default()
     }
@@ -93,12 +93,12 @@ impl Record {
         }
     }
 
-    /// Whether its next mask is computed by a thread that gives way, behind the token before.
+    /// Returns whether its next mask is computed by a thread that gives way, after the token before.
     pub fn is_behind(self) -> bool {
         self.n_behind > 0
     }
 
-    /// Whether others wait for its next mask, should it be late.
+    /// Returns whether others wait for its next mask, should it be late.
     pub fn is_waited_for(self) -> bool {
         !self.was_slow
     }
@@ -156,7 +156,7 @@ impl Masks {
         let to = if record.is_behind() { &self.slow } else { &self.quick };
         match to.send(Begun { job, progress: progress.clone() }) {
             Ok(()) => Ok(progress),
-            Err(_) => Err(Error::Broken("the threads that compute masks have ended".into())),
+            Err(_) => Err(Error::Setup("the threads that compute masks have ended".into())),
         }
     }
 
@@ -231,7 +231,7 @@ pub(super) fn take(matcher: &mut Matcher, token: u32) -> Taken {
     is_at_end(matcher)
 }
 
-/// Whether nothing can follow.
+/// Returns whether nothing can follow.
 pub(super) fn is_at_end(matcher: &Matcher) -> Taken {
     match matcher.stop_reason() {
         StopReason::NotStopped => Ok(false),
@@ -240,7 +240,7 @@ pub(super) fn is_at_end(matcher: &Matcher) -> Taken {
     }
 }
 
-/// The next mask to be computed; `None` when there will be no more.
+/// Returns the next mask to be computed; `None` when there will be no more.
 fn next(jobs: &Mutex<Receiver<Begun>>) -> Option<Begun> {
     jobs.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
 }

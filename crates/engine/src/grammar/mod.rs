@@ -17,6 +17,8 @@ mod gbnf;
 mod guard;
 mod masks;
 mod numbers;
+mod pattern;
+mod schema;
 mod trial;
 mod vocabulary;
 
@@ -28,20 +30,21 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use backend::rank;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{InferenceCapabilities, TokEnv};
 use llguidance::{CancellationHandle, Matcher, ParserFactory};
 use serde_json::Value;
+use sys::rank;
 
 use crate::tokenizer::Tokenizer;
 
 pub use closed::closed;
 use extent::{bracket_depth, json_extent};
-pub use gbnf::{from_gbnf, is_gbnf};
+pub use gbnf::from_gbnf;
 pub(crate) use guard::Guard;
 use masks::Masks;
 use numbers::Numbers;
+pub use schema::{Tidy, tidy};
 pub use trial::{Trial, attempt};
 
 /// Longest rule in bytes; of a schema its compact JSON.
@@ -67,8 +70,8 @@ const LONG_COMPILE: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(50);
 /// Stack of the thread that compiles. Only what is used of it becomes real memory.
 const STACK_BYTES: usize = 256 << 20;
-/// Blanks between the parts of a JSON text: enough for a line and its indentation, and no place to loop for ever.
-const JSON_BLANKS: &str = r"[ \t\n\r]{1,20}";
+/// What may stand between the parts of a JSON text: a blank, or a new line and its indentation.
+const JSON_BLANKS: &str = r" |\n[ \t]{0,20}";
 
 /// What a text must look like.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,6 +84,18 @@ pub enum Rule {
     Regex(String),
     /// A grammar in llguidance's variant of Lark's syntax, whose first rule is `start`.
     Lark(String),
+    /// A grammar in GBNF, llama.cpp's form of BNF, whose first rule is `root`.
+    Gbnf(String),
+}
+
+impl Rule {
+    /// The rule of a grammar's text: in GBNF where it has the signs of that, else in Lark.
+    pub fn grammar(text: String) -> Rule {
+        match gbnf::is_gbnf(&text) {
+            true => Rule::Gbnf(text),
+            false => Rule::Lark(text),
+        }
+    }
 }
 
 /// What may stand before the text.
@@ -93,22 +108,22 @@ pub enum Lead {
     Blanks,
 }
 
-/// Why a grammar cannot be used, or an answer could not go on. Continues "failed to".
+/// Why a grammar cannot be used, or an answer could not go on. Each is a whole sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The rule is too long to be compiled.
-    #[error("compile the grammar: it has {bytes} bytes, at most {MAX_RULE_BYTES} are allowed")]
+    #[error("failed to compile the grammar: it has {bytes} bytes, at most {MAX_RULE_BYTES} are allowed")]
     TooLong {
         /// Its length.
         bytes: usize,
     },
     /// The rule nests too deeply.
-    #[error("compile the grammar: it nests deeper than {MAX_RULE_DEPTH} levels")]
+    #[error("failed to compile the grammar: it nests deeper than {MAX_RULE_DEPTH} levels")]
     TooDeep,
     /// The rule has too many choices at one place.
-    #[error("compile the grammar: {what} are {width}, at most {most} are allowed")]
+    #[error("failed to compile the grammar: {what} are {width}, at most {most} are allowed")]
     TooWide {
-        /// What there is too much of.
+        /// The limit that was exceeded.
         what: &'static str,
         /// How many.
         width: usize,
@@ -116,19 +131,19 @@ pub enum Error {
         most: usize,
     },
     /// Compiling it took more time or memory than it may, or nobody waits for it any more.
-    #[error("compile the grammar: {0}")]
+    #[error("failed to compile the grammar: {0}")]
     TooCostly(String),
     /// The rule is not valid, asks for what is not supported, is too large, or cannot be met.
-    #[error("compile the grammar: {0}")]
+    #[error("failed to compile the grammar: {0}")]
     Rule(String),
     /// The rule is valid, and no text satisfies it.
-    #[error("compile the grammar: no text satisfies it: {0}")]
+    #[error("failed to compile the grammar: no text satisfies it: {0}")]
     Unsatisfiable(String),
     /// The vocabulary cannot be used for grammars, or its threads cannot be started.
-    #[error("set up grammars: {0}")]
+    #[error("failed to set up grammars: {0}")]
     Setup(String),
     /// The grammar became too complex on the way, or the thought ran on into what it does not allow.
-    #[error("hold an answer to its grammar: {0}")]
+    #[error("failed to hold an answer to its grammar: {0}")]
     Broken(String),
 }
 
@@ -167,14 +182,20 @@ impl Grammars {
         Ok(Grammars { factory: Arc::new(factory), vocabulary, masks, trial: None, stop: Arc::default() })
     }
 
-    /// The same, where every grammar is tried elsewhere before it is compiled here.
+    /// Returns the same, where every grammar is tried elsewhere before it is compiled here.
     pub fn with_trial(self, trial: Arc<dyn Trial>) -> Grammars {
         Grammars { trial: Some(trial), ..self }
     }
 
-    /// The same, whose work ends soon after `stop` is set: for a client that may leave.
+    /// Returns the same, whose work ends soon after `stop` is set: for a client that may leave.
     pub fn until(&self, stop: Arc<AtomicBool>) -> Grammars {
         Grammars { stop, ..self.clone() }
+    }
+
+    /// Returns a grammar that holds nowhere, for a [`Constraint`] that only bounds a thought.
+    pub fn free(&self) -> Grammar {
+        let compiled = Compiled { matcher: None, first_took: Duration::ZERO, vocabulary: self.vocabulary.clone() };
+        Grammar { compiled: Arc::new(compiled), masks: self.masks.clone(), numbers: None }
     }
 
     /// Compiles a rule. Bounded, but not short for a large one: tens of milliseconds.
@@ -214,12 +235,12 @@ impl Grammars {
             trial.attempt(&trial::message(&grammar, &marks)?, &stopped)?;
         }
         let (matcher, first_took) = on_wide_stack(&self.factory, grammar, &stopped)?;
-        let compiled = Compiled { matcher: Mutex::new(matcher), first_took, vocabulary: self.vocabulary.clone() };
+        let compiled = Compiled { matcher: Some(Mutex::new(matcher)), first_took, vocabulary: self.vocabulary.clone() };
         Ok(Grammar { compiled: Arc::new(compiled), masks: self.masks.clone(), numbers: None })
     }
 }
 
-/// What compiles grammars over a vocabulary, within llguidance's own limits.
+/// Returns what compiles grammars over a vocabulary, within llguidance's own limits.
 fn factory(vocabulary: &TokEnv) -> Result<ParserFactory, Error> {
     let slices = llguidance::earley::SlicedBiasComputer::general_slices();
     let mut factory = ParserFactory::new(vocabulary, InferenceCapabilities::default(), &slices)
@@ -263,7 +284,7 @@ fn on_wide_stack(
     }
 }
 
-/// Whether a rule has used up its time: of the processor, where a thread is at it, or by the clock.
+/// Returns whether a rule has used up its time: of the processor, where a thread is at it, or by the clock.
 fn is_over(used: Option<Duration>, waited: Duration) -> bool {
     let [most, most_wait] = [MAX_COMPILE_SECONDS, MAX_COMPILE_WAIT_SECONDS].map(Duration::from_secs);
     used.is_some_and(|used| used > most) || waited > most_wait
@@ -278,7 +299,7 @@ fn let_by(work: &rank::Work) {
 
 fn too_costly(stopped: bool) -> Error {
     Error::TooCostly(match stopped {
-        true => "nobody waits for it any more".into(),
+        true => "the request was cancelled".into(),
         false => "it takes more time or memory than a grammar may".into(),
     })
 }
@@ -321,16 +342,23 @@ pub struct Grammar {
 }
 
 struct Compiled {
-    matcher: Mutex<Matcher>,
+    /// `None` where nothing is held.
+    matcher: Option<Mutex<Matcher>>,
     /// Time of the processor that its first mask takes.
     first_took: Duration,
     vocabulary: TokEnv,
 }
 
 impl Grammar {
-    /// A matcher at the start, with caches of its own.
-    fn matcher(&self) -> Matcher {
-        self.compiled.matcher.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()
+    /// Returns a matcher at the start, with its own caches.
+    fn matcher(&self) -> Result<Matcher, Error> {
+        let matcher = self.compiled.matcher.as_ref().ok_or_else(|| Error::Setup("it holds nowhere".into()))?;
+        Ok(matcher.lock().unwrap_or_else(PoisonError::into_inner).deep_clone())
+    }
+
+    /// Returns whether it holds nowhere.
+    fn is_free(&self) -> bool {
+        self.compiled.matcher.is_none()
     }
 }
 
@@ -353,7 +381,7 @@ pub struct Constraint {
 }
 
 impl Constraint {
-    /// The whole answer keeps to the grammar.
+    /// Holds the whole answer to the grammar.
     pub fn new(grammar: Grammar) -> Constraint {
         Constraint { grammar, thought: None, triggers: Vec::new() }
     }
@@ -369,14 +397,16 @@ pub struct FreeThought {
     pub close: String,
     /// The prompt ends inside the thought.
     pub opened: bool,
+    /// Number of tokens after which it is closed.
+    pub most_tokens: Option<usize>,
 }
 
-/// Whether a rule's texts are JSON.
+/// Returns whether a rule's texts are JSON.
 fn is_json(rule: &Rule) -> bool {
     matches!(rule, Rule::JsonObject | Rule::JsonSchema(_))
 }
 
-/// Checks a rule's size and depth; returns it in llguidance's form.
+/// Checks a rule's size and depth; returns it in llguidance's form. Takes time and memory linear in its size.
 fn source(rule: &Rule) -> Result<GrammarWithLexer, Error> {
     let check = |bytes: usize, deep: bool, (what, width): (&'static str, usize)| match (bytes, deep, width) {
         (bytes, ..) if bytes > MAX_RULE_BYTES => Err(Error::TooLong { bytes }),
@@ -390,10 +420,15 @@ fn source(rule: &Rule) -> Result<GrammarWithLexer, Error> {
             let (depth, width) = json_extent(schema);
             check(if depth > MAX_RULE_DEPTH { 0 } else { schema.to_string().len() }, depth > MAX_RULE_DEPTH, width)?;
             if !(schema.is_object() || schema.is_boolean()) {
-                return Err(Error::Rule(format!("a schema is an object, true or false, not {schema}")));
+                let given: String = schema.to_string().chars().take(40).collect();
+                return Err(Error::Rule(format!("a schema is an object, true or false, not {given}")));
             }
-            extent::meets(schema)?;
-            Ok(GrammarWithLexer::from_json_schema(json_schema(schema)))
+            let tidy = tidy(schema.clone());
+            if let Some(why) = tidy.refusal() {
+                return Err(Error::Rule(why));
+            }
+            extent::meets(&tidy.schema)?;
+            Ok(GrammarWithLexer::from_json_schema(json_schema(&tidy.schema)))
         }
         Rule::Regex(text) => {
             check(text.len(), bracket_depth(text) > MAX_RULE_DEPTH, ("", 0))?;
@@ -404,11 +439,14 @@ fn source(rule: &Rule) -> Result<GrammarWithLexer, Error> {
             check(text.len(), bracket_depth(text) > MAX_RULE_DEPTH, ("its choices", width))?;
             Ok(GrammarWithLexer::from_lark(text.clone()))
         }
+        Rule::Gbnf(text) => {
+            source(&from_gbnf(text).map_err(|why| Error::Rule(format!("it cannot be read as GBNF: {why}")))?)
+        }
     }
 }
 
-/// A schema with the blanks that are allowed between its parts. The schema's own word about them is llguidance's
-/// extension and could switch checks off.
+/// Returns a schema with the blanks that are allowed between its parts. The schema's own word about them is
+/// llguidance's extension and could switch checks off.
 pub(crate) fn json_schema(schema: &Value) -> Value {
     let mut schema = match schema {
         Value::Bool(true) => serde_json::json!({}),
@@ -416,12 +454,14 @@ pub(crate) fn json_schema(schema: &Value) -> Value {
         other => other.clone(),
     };
     if let Value::Object(keys) = &mut schema {
-        keys.insert("x-guidance".into(), serde_json::json!({"whitespace_pattern": JSON_BLANKS}));
+        // Whether alternatives overlap is no matter of a grammar.
+        let options = serde_json::json!({"whitespace_pattern": JSON_BLANKS, "coerce_one_of": true});
+        keys.insert("x-guidance".into(), options);
     }
     schema
 }
 
-/// The grammar, with a rule above it that lets the lead through.
+/// Returns the grammar, with a rule above it that lets the lead through.
 fn top(mut body: GrammarWithLexer, lead: Lead) -> TopLevelGrammar {
     let mut grammars = Vec::new();
     if lead == Lead::Blanks {
@@ -434,7 +474,7 @@ fn top(mut body: GrammarWithLexer, lead: Lead) -> TopLevelGrammar {
     TopLevelGrammar { grammars, max_tokens: None }
 }
 
-/// The words of an error without what llguidance appends for itself.
+/// Returns the words of an error without what llguidance appends for itself.
 fn first_line(error: &impl std::fmt::Display) -> String {
     let text = error.to_string();
     let text = text.split("\n<").next().unwrap_or_default().trim();

@@ -39,7 +39,8 @@ fn logits(tokenizer: &Tokenizer, seed: u64, pos: u64) -> Vec<f32> {
     logits
 }
 
-/// What a model of random logits writes under a constraint, `forced` tokens first, and whether it came to its end.
+/// Returns what a model of random logits writes under a constraint, `forced` tokens first, and whether it came to its
+/// end.
 pub(crate) fn answer(constraint: Constraint, forced: &[u32], seed: u64, most: u64) -> Result<(String, bool), Error> {
     answer_in(&FABLE.0, constraint, forced, seed, most).map(|(ids, ended)| (text(&ids), ended))
 }
@@ -104,7 +105,7 @@ fn text(ids: &[u32]) -> String {
     FABLE.0.decode_as(ids, Decode { skip_special: false, continues: true })
 }
 
-/// Whether a value satisfies a schema of the keywords that the tests use.
+/// Returns whether a value satisfies a schema of the keywords that the tests use.
 pub(crate) fn satisfies(value: &Value, schema: &Value) -> bool {
     let number = |key: &str| schema[key].as_f64();
     let count = |key: &str| schema[key].as_u64().map(|n| n as usize);
@@ -231,7 +232,7 @@ fn what_cannot_be_met_is_refused_by_name() {
         (schema(json!({"not": {"type": "string"}})), "not"),
         (schema(json!({"$ref": "https://example.org/x.json"})), "$ref"),
         (schema(json!({"$ref": "#/nowhere"})), "nowhere"),
-        (schema(json!({"type": "string", "pattern": "(?=a)b"})), "look-around"),
+        (schema(json!({"type": "string", "pattern": "a(?=b)"})), "look-around"),
         (schema(deep), "nests deeper than 64"),
         (schema(json!({"description": "x".repeat(300_000)})), "at most 262144"),
         (Rule::Regex("a(".into()), "regex parse error"),
@@ -455,7 +456,7 @@ fn trials_say_what_compilers_say() {
 
 #[test]
 fn a_constraint_begins_behind_the_thought_or_a_trigger() {
-    let thought = |opened| Some(FreeThought { open: "<b>".into(), close: "</b>".into(), opened });
+    let thought = |opened| Some(FreeThought { open: "<b>".into(), close: "</b>".into(), opened, most_tokens: None });
     let compiled = |lead| compile(schema(json!({"enum": ["yes", "no"]})), lead).unwrap();
     let cases: &[(Option<FreeThought>, &[&str], &str, &str, bool)] = &[
         // thought, triggers, what is forced, a text that begins the answer, whether it comes under the grammar
@@ -479,6 +480,92 @@ fn a_constraint_begins_behind_the_thought_or_a_trigger() {
     let constraint = Constraint { thought: thought(true), ..Constraint::new(compiled(Lead::Blanks)) };
     let end = FABLE.0.ends_of_generation()[0];
     assert!(answer(constraint, &[end], 5, 60).unwrap_err().to_string().contains("forbidden"));
+}
+
+/// A thought is closed after its most tokens, whether the prompt opened it or the model does, with a grammar or without.
+#[test]
+fn a_long_thought_is_closed() {
+    let yes = compile(schema(json!({"enum": ["yes"]})), Lead::Blanks).unwrap();
+    for most in [0, 1, 7] {
+        for (opened, held) in [(true, true), (true, false), (false, false)] {
+            let (open, close) = ("<b>".into(), "</b>".into());
+            let thought = Some(FreeThought { open, close, opened, most_tokens: Some(most) });
+            let grammar = if held { yes.clone() } else { FABLE.1.free() };
+            let begin = if opened { Vec::new() } else { FABLE.0.encode("<b>", Default::default()) };
+            let within = vec![FABLE.0.encode(" a", Default::default())[0]; most];
+            let forced = [&begin[..], &within[..]].concat();
+            let (text, _) = answer(Constraint { thought, ..Constraint::new(grammar) }, &forced, 3, 60).unwrap();
+            let expected = format!("{}{}</b>", if opened { "" } else { "<b>" }, " a".repeat(most));
+            assert!(text.starts_with(&expected), "{most} {opened} {held}: {text}");
+            assert!(!held || text.ends_with("\"yes\""), "{text}");
+        }
+    }
+    // Without a bound, and with a thought that ends before it, nothing is forced.
+    let thought = FreeThought { open: "<b>".into(), close: "</b>".into(), opened: true, most_tokens: Some(20) };
+    let forced = FABLE.0.encode("so</b> it is", Default::default());
+    let free = Constraint { thought: Some(thought), ..Constraint::new(FABLE.1.free()) };
+    let (text, _) = answer(free, &forced, 3, 60).unwrap();
+    assert!(text.starts_with("so</b> it is") && text.matches("</b>").count() == 1, "{text}");
+}
+
+/// What clients' libraries write compiles, and answers keep to it as far as it is enforced.
+#[test]
+fn schemas_of_generators_compile() {
+    let bounds = json!({"type": "number", "format": "float", "minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38});
+    let schemas = [
+        json!({"type": "object", "properties": {"m": {"type": "object", "propertyNames": {"type": "string"},
+            "additionalProperties": {"type": "integer"}}}, "required": ["m"], "additionalProperties": false}),
+        json!({"type": "string", "format": "password"}),
+        json!({"$defs": {"a/b": {"type": "boolean"}}, "type": "object", "properties": {"x": {"$ref": "#/$defs/a~1b"}}}),
+        json!({"$defs": {"G<T>": {"type": "boolean"}}, "$ref": "#/$defs/G%3CT%3E"}),
+        json!({"oneOf": [{"type": "string"}, {"type": "string", "enum": ["a", "b"]}]}),
+        json!({"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": null}}, "required": null}),
+        bounds,
+        json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX}),
+        json!({"type": "integer", "format": "uint64", "minimum": 0, "maximum": u64::MAX}),
+        json!({"type": "number", "minimum": f64::MIN, "exclusiveMaximum": f64::MAX}),
+        json!({"anyOf": [{"type": "number"}, {"type": "string", "pattern": "^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$"}]}),
+        json!({"type": "string", "format": "email",
+            "pattern": "^(?!\\.)(?!.*\\.\\.)([A-Za-z0-9_'+\\-\\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\\-]*\\.)+[A-Za-z]{2,}$"}),
+        json!({"type": "object", "properties": {"score": {"type": "boolean"}}, "patternProperties": {"^score$":
+            {"type": "boolean"}}, "additionalProperties": false}),
+        json!({"type": "array", "items": {"type": "string"}, "uniqueItems": true}),
+        json!({"type": "object", "properties": {"a": {"type": "string"}, "b": {"not": {}}}, "required": ["a"],
+            "additionalProperties": false}),
+    ];
+    for shape in schemas {
+        let grammar = compile(schema(shape.clone()), Lead::None).unwrap_or_else(|e| panic!("{shape}: {e}"));
+        for seed in 0..3 {
+            let (text, ended) = answer(Constraint::new(grammar.clone()), &[], seed, 300).unwrap();
+            assert!(!ended || serde_json::from_str::<Value>(&text).is_ok(), "{shape}: {text}");
+        }
+    }
+    for (shape, why) in [
+        (json!({"not": {"type": "null"}}), "JSON schema keyword `not` is unsupported"),
+        (json!({"pattern": "a(?<!b)c"}), "JSON schema keyword `pattern (look-around)` is unsupported"),
+    ] {
+        assert!(compile(schema(shape), Lead::None).err().unwrap().to_string().contains(why));
+    }
+}
+
+/// One blank, or one line with its indentation, between the parts of a JSON text; numbers that 64 bits hold.
+#[test]
+fn json_has_few_blanks_and_short_numbers() {
+    let shape = json!({"type": "array", "items": {"type": "integer"}, "minItems": 2});
+    let rule = || compile(schema(shape.clone()), Lead::None).unwrap();
+    for (text, fits) in [
+        ("[1, 2,\n    3]", true),
+        ("[\n1 ,2]", true),
+        ("[1,  2]", false),
+        ("[1,\n\n2]", false),
+        ("[1, \n2]", false),
+        ("[9223372036854775807, 2]", true),
+        ("[9223372036854775808, 2]", false),
+        ("[-99999999999999999999, 2]", false),
+    ] {
+        let forced = FABLE.0.encode(text, Default::default());
+        assert_eq!(answer(Constraint::new(rule()), &forced, 1, forced.len() as u64).is_ok(), fits, "{text}");
+    }
 }
 
 /// Vocabularies as GGUF files, with a template and its mark: SentencePiece with byte tokens, the same with marks that
@@ -506,7 +593,7 @@ fn vocabularies() -> Vec<(&'static str, &'static str, &'static str, Vec<u8>)> {
     all
 }
 
-/// The vocabulary with its last tokens made the marks of Gemma's calls, which are control tokens.
+/// Returns the vocabulary with its last tokens made the marks of Gemma's calls, which are control tokens.
 fn with_marks(file: Vec<u8>) -> Vec<u8> {
     const MARKS: [&str; 3] = ["<|tool_call>", "<tool_call|>", "<|\"|>"];
     const CONTROL: i32 = 3;
@@ -558,7 +645,7 @@ fn real_vocabularies_hold_schemas_and_calls() {
             assert!(!ended || satisfies(&serde_json::from_str(&text).unwrap(), &shape), "{name}: {text}");
         }
         let format = Format::detect(template);
-        let ask = Ask { tools: &tools, choice: Choice::Required, single: true, ..Ask::default() };
+        let ask = Ask { tools: &tools, choice: Choice::Required, most_calls: Some(1), ..Ask::default() };
         let constraint = format.constraint(&ask, &tokenizer, &grammars).unwrap().unwrap();
         // Where the mark is one token, that token is written, not its letters.
         let token = tokenizer.token_to_id(mark);
@@ -577,7 +664,7 @@ fn real_vocabularies_hold_schemas_and_calls() {
     }
 }
 
-/// What a model writes that writes nothing but digits where it may.
+/// Returns what a model writes that writes nothing but digits where it may.
 fn digits_under(constraint: Constraint) -> String {
     let (tokenizer, _) = &*FABLE;
     let one = tokenizer.encode("1", Encode { add_special: false, parse_special: false })[0];
@@ -625,7 +712,7 @@ fn numbers_of_calls_end() {
     let tools = [Tool { name: "f".into(), parameters }];
     for (template, most) in [("<tool_call>", 24), ("[TOOL_CALLS]", 24), ("<tool_call><function=<parameter=", 256)] {
         let format = Format::detect(template);
-        let ask = Ask { tools: &tools, choice: Choice::Required, single: true, ..Ask::default() };
+        let ask = Ask { tools: &tools, choice: Choice::Required, most_calls: Some(1), ..Ask::default() };
         let constraint = format.constraint(&ask, &FABLE.0, &FABLE.1).unwrap().unwrap();
         let written = digits_under(constraint);
         let events = Parser::new(format, &tools, false, Hold::Call, 1).parse(&written);

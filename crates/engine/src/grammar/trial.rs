@@ -8,10 +8,10 @@
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 
-use backend::rank;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{INVALID_TOKEN, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 use serde::{Deserialize, Serialize};
+use sys::rank;
 
 use super::{Error, LOOK, STACK_BYTES, factory, let_by, matcher};
 
@@ -35,7 +35,7 @@ struct Message {
     marks: Vec<String>,
 }
 
-/// A grammar as a text.
+/// Returns a grammar as a text.
 pub(super) fn message(grammar: &TopLevelGrammar, marks: &[String]) -> Result<String, Error> {
     let mut bytes = 0;
     let fits = |mark: &&String| {

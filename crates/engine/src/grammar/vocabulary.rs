@@ -15,7 +15,7 @@ struct Environment {
     canonical: bool,
 }
 
-/// The trie of a vocabulary.
+/// Returns the trie of a vocabulary.
 pub(super) fn environment(tokenizer: Arc<Tokenizer>) -> TokEnv {
     let word = |id: u32| match (tokenizer.kind(id), tokenizer.token_bytes(id).unwrap_or_default()) {
         (Some(TokenKind::Unused) | None, _) | (_, []) => Vec::new(),
@@ -57,7 +57,7 @@ impl TokenizerEnv for Environment {
     }
 }
 
-/// The bytes of a token as a reader sees them; a special token's are its name.
+/// Returns the bytes of a token as a reader sees them; a special token's are its name.
 pub(super) fn text(trie: &TokTrie, id: u32) -> &[u8] {
     if id as usize >= trie.vocab_size() {
         return &[];
@@ -66,18 +66,18 @@ pub(super) fn text(trie: &TokTrie, id: u32) -> &[u8] {
     bytes.strip_prefix(&[SPECIAL]).unwrap_or(bytes)
 }
 
-/// Whether a token is special.
+/// Returns whether a token is special.
 pub(super) fn is_mark(trie: &TokTrie, id: u32) -> bool {
     (id as usize) < trie.vocab_size() && trie.token(id).first() == Some(&SPECIAL)
 }
 
-/// The names of the special tokens.
+/// Returns the names of the special tokens.
 pub(super) fn marks(trie: &TokTrie) -> Vec<String> {
     let special = |id| trie.token(id).strip_prefix(&[SPECIAL]).and_then(|name| String::from_utf8(name.to_vec()).ok());
     (0..trie.vocab_size() as u32).filter_map(special).collect()
 }
 
-/// The token that shows as this text.
+/// Returns the token that shows as this text.
 pub(super) fn token(trie: &TokTrie, text: &str) -> Option<u32> {
     trie.get_special_token(text).or_else(|| trie.token_id(text.as_bytes()))
 }

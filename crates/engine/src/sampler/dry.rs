@@ -18,7 +18,7 @@ pub struct Dry {
 }
 
 impl Dry {
-    /// A penalty with these breakers.
+    /// Returns a penalty with these breakers.
     pub fn new(breakers: &[Vec<u32>]) -> Dry {
         let mut breakers: Vec<_> = breakers.iter().filter(|b| !b.is_empty()).cloned().collect();
         breakers.sort();

@@ -6,11 +6,13 @@
 
 mod dry;
 mod mirostat;
+mod params;
 mod random;
 mod stages;
 
 use backend::Best;
 use backend::pick::log_sum_exp_of;
+pub use params::{Group, PARAMS, Param, ParamKind, ParamValue};
 use random::Pcg32;
 use stages::Candidates;
 
@@ -76,7 +78,7 @@ pub struct SamplerParams {
     pub temperature: f32,
     /// Maximum change of the temperature by the entropy, each way; 0: off.
     pub dynatemp_range: f32,
-    /// Power of the normalised entropy.
+    /// Power of the normalized entropy.
     pub dynatemp_exponent: f32,
     /// 0: off.
     pub top_k: usize,
@@ -164,29 +166,19 @@ impl SamplerParams {
     }
 
     fn check(&self) -> Result<(), Error> {
-        const ANY: (f32, f32) = (-f32::MAX, f32::MAX);
-        let ranges = [
-            ("temperature", self.temperature, ANY),
-            ("dynatemp_range", self.dynatemp_range, (0.0, f32::MAX)),
-            ("dynatemp_exponent", self.dynatemp_exponent, (0.0, f32::MAX)),
-            ("top_p", self.top_p, (0.0, 1.0)),
-            ("min_p", self.min_p, (0.0, 1.0)),
-            ("typical_p", self.typical_p, (0.0, 1.0)),
-            ("top_n_sigma", self.top_n_sigma, ANY),
-            ("xtc_probability", self.xtc_probability, (0.0, 1.0)),
-            ("xtc_threshold", self.xtc_threshold, (0.0, 1.0)),
-            ("penalty_repeat", self.penalty_repeat, (f32::MIN_POSITIVE, f32::MAX)),
-            ("penalty_frequency", self.penalty_frequency, ANY),
-            ("penalty_presence", self.penalty_presence, ANY),
-            ("dry_multiplier", self.dry_multiplier, (0.0, f32::MAX)),
-            ("dry_base", self.dry_base, (0.0, f32::MAX)),
-            ("mirostat_tau", self.mirostat_tau, (0.0, f32::MAX)),
-            ("mirostat_eta", self.mirostat_eta, (0.0, 1.0)),
-        ];
-        for (name, value, (low, high)) in ranges {
-            if !(low..=high).contains(&value) {
-                return Err(Error::Param { name, value, low, high });
+        for &Param { name, kind, .. } in PARAMS {
+            if let ParamKind::Number { low, high, get, .. } = kind {
+                // Below 0 a temperature is as 0.
+                let low = if name == "temperature" { -f32::MAX } else { low };
+                if !(low..=high).contains(&get(self)) {
+                    return Err(Error::Param { name, value: get(self), low, high });
+                }
             }
+        }
+        // The table's setter turns zero to "off"; here it would divide by zero.
+        if self.penalty_repeat == 0.0 {
+            let (low, high) = (f32::MIN_POSITIVE, f32::MAX);
+            return Err(Error::Param { name: "repeat_penalty", value: 0.0, low, high });
         }
         match self.logit_bias.iter().find(|(_, b)| b.is_nan() || *b == f32::INFINITY) {
             Some(&(token, value)) => Err(Error::Bias { token, value }),
@@ -194,7 +186,7 @@ impl SamplerParams {
         }
     }
 
-    fn penalises(&self) -> bool {
+    fn penalizes(&self) -> bool {
         self.penalty_last_n > 0
             && (self.penalty_repeat != 1.0 || self.penalty_frequency != 0.0 || self.penalty_presence != 0.0)
     }
@@ -204,11 +196,11 @@ impl SamplerParams {
     }
 }
 
-/// Why no token could be chosen. Continues "failed to".
+/// Reasons why no token could be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum Error {
     /// A parameter is out of its range or not a number.
-    #[error("set up the sampler: {name} is {value}, it must lie between {low:?} and {high:?}")]
+    #[error("failed to set up the sampler: {name} is {value}, it must be between {low:?} and {high:?}")]
     Param {
         /// Its name.
         name: &'static str,
@@ -220,7 +212,9 @@ pub enum Error {
         high: f32,
     },
     /// A logit bias is NaN or infinite upwards.
-    #[error("set up the sampler: the logit bias of token {token} is {value}, it must be a number or minus infinity")]
+    #[error(
+        "failed to set up the sampler: the logit bias of token {token} is {value}, it must be finite or minus infinity"
+    )]
     Bias {
         /// The token.
         token: u32,
@@ -228,7 +222,7 @@ pub enum Error {
         value: f32,
     },
     /// The model gave NaN or plus infinity.
-    #[error("sample a token: the logit of token {token} is {value}")]
+    #[error("failed to sample a token: the logit of token {token} is {value}")]
     Logit {
         /// The token.
         token: u32,
@@ -236,7 +230,7 @@ pub enum Error {
         value: f32,
     },
     /// No token is left: all are forbidden, or there are none.
-    #[error("sample a token: none of the {n_vocab} tokens is allowed")]
+    #[error("failed to sample a token: none of the {n_vocab} tokens is allowed")]
     Nothing {
         /// Length of the row.
         n_vocab: usize,
@@ -259,7 +253,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler with nothing accepted yet.
+    /// Returns a sampler with nothing accepted yet.
     ///
     /// # Errors
     /// [`Error::Param`] or [`Error::Bias`] with the name of what is out of range.
@@ -349,7 +343,7 @@ impl Sampler {
         Some(n)
     }
 
-    /// The last `n` accepted tokens, as far as the history reaches.
+    /// Returns the last `n` accepted tokens, as far as the history reaches.
     fn tail(&self, n: usize) -> &[u32] {
         &self.history[self.history.len().saturating_sub(n)..]
     }
@@ -358,7 +352,7 @@ impl Sampler {
         self.params.temperature <= 0.0
     }
 
-    /// Whether a step may change a token's logit before the choice.
+    /// Returns whether a step may change a token's logit before the choice.
     fn changes_logits(&self) -> bool {
         let changes = |stage: &Stage| matches!(stage, Stage::Penalties | Stage::Dry);
         !self.params.logit_bias.is_empty() || self.chain.iter().any(changes)

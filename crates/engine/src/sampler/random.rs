@@ -16,7 +16,7 @@ impl Pcg32 {
         r
     }
 
-    /// The next 32 bits.
+    /// Returns the next 32 bits.
     pub fn next(&mut self) -> u32 {
         let old = self.0;
         self.0 = old.wrapping_mul(MULTIPLIER).wrapping_add(INCREMENT);

@@ -46,10 +46,10 @@ impl Deref for Candidates {
     }
 }
 
-/// Whether a step has an effect with these parameters.
+/// Returns whether a step has an effect with these parameters.
 pub fn acts(stage: Stage, p: &SamplerParams) -> bool {
     match stage {
-        Stage::Penalties => p.penalises(),
+        Stage::Penalties => p.penalizes(),
         Stage::Dry => p.dries(),
         Stage::TopNSigma => p.top_n_sigma > 0.0,
         Stage::TopK => p.top_k > 0,
@@ -61,7 +61,7 @@ pub fn acts(stage: Stage, p: &SamplerParams) -> bool {
     }
 }
 
-/// The largest logit and its token, the lower id at a tie.
+/// Returns the largest logit and its token, the lower id at a tie.
 ///
 /// # Errors
 /// The row holds NaN or plus infinity, or nothing but minus infinity.
@@ -122,7 +122,7 @@ impl Candidates {
         self.all.retain(|c| c.logit > f64::NEG_INFINITY);
     }
 
-    /// The best candidate's token.
+    /// Returns the best candidate's token.
     pub fn best(&self) -> u32 {
         self.all.iter().min_by(|a, b| best_first(a, b)).map_or(0, |c| c.id)
     }

@@ -8,12 +8,12 @@ fn params() -> SamplerParams {
     SamplerParams { chain: DEFAULT_CHAIN.to_vec(), ..off() }
 }
 
-/// All steps off, temperature 1.
+/// Returns all steps off, temperature 1.
 fn off() -> SamplerParams {
     SamplerParams { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..SamplerParams::default() }
 }
 
-/// A row of `n` distinct logits in random order.
+/// Returns a row of `n` distinct logits in random order.
 fn row(n: usize, spread: f32, seed: u64) -> Vec<f32> {
     let mut r = Pcg32::new(seed);
     (0..n).map(|_| (r.uniform() as f32 + r.uniform() as f32 - 1.0) * spread).collect()
@@ -131,12 +131,12 @@ fn compare(name: &str, p: &SamplerParams, stage: Stage, history: &[u32], naive: 
     }
 }
 
-/// The entries of `row` whose tokens are in `keep`.
+/// Returns the entries of `row` whose tokens are in `keep`.
 fn only(row: &Row, keep: &[u32]) -> Row {
     row.iter().filter(|c| keep.contains(&c.0)).copied().collect()
 }
 
-/// The head of `ranked` up to where the running sum satisfies `enough`.
+/// Returns the head of `ranked` up to where the running sum satisfies `enough`.
 fn head(ranked: &[(u32, f64)], enough: impl Fn(f64) -> bool) -> Vec<u32> {
     let mut sum = 0.0;
     let mut ids = Vec::new();
@@ -235,7 +235,7 @@ fn steps_do_what_their_definitions_say() {
     });
 }
 
-/// The longest repetition that each token would extend, by trying every position of the window.
+/// Returns the longest repetition that each token would extend, by trying every position of the window.
 fn naive_dry(window: &[u32], breakers: &[Vec<u32>], allowed: usize) -> Vec<(u32, usize)> {
     let n = window.len();
     let limit = (0..n)
@@ -298,9 +298,9 @@ fn parameters_are_refused_by_name() {
         ("top_n_sigma", |p, v| p.top_n_sigma = v, &[f32::NAN, f32::INFINITY]),
         ("xtc_probability", |p, v| p.xtc_probability = v, &[f32::NAN, -0.1, 1.1]),
         ("xtc_threshold", |p, v| p.xtc_threshold = v, &[f32::NAN, -0.1, 1.1]),
-        ("penalty_repeat", |p, v| p.penalty_repeat = v, &[f32::NAN, 0.0, -1.0, f32::INFINITY]),
-        ("penalty_frequency", |p, v| p.penalty_frequency = v, &[f32::NAN]),
-        ("penalty_presence", |p, v| p.penalty_presence = v, &[f32::NAN]),
+        ("repeat_penalty", |p, v| p.penalty_repeat = v, &[f32::NAN, 0.0, -1.0, f32::INFINITY]),
+        ("frequency_penalty", |p, v| p.penalty_frequency = v, &[f32::NAN]),
+        ("presence_penalty", |p, v| p.penalty_presence = v, &[f32::NAN]),
         ("dry_multiplier", |p, v| p.dry_multiplier = v, &[f32::NAN, -1.0]),
         ("dry_base", |p, v| p.dry_base = v, &[f32::NAN, -1.0]),
         ("mirostat_tau", |p, v| p.mirostat_tau = v, &[f32::NAN, -1.0]),

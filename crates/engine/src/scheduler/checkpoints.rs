@@ -54,12 +54,12 @@ impl Checkpoints {
         self.list.len()
     }
 
-    /// A checkpoint.
+    /// Returns a checkpoint.
     pub fn get(&self, id: u32) -> &Checkpoint {
         &self.list[id as usize]
     }
 
-    /// A checkpoint, mutable.
+    /// Returns a checkpoint, mutable.
     pub fn get_mut(&mut self, id: u32) -> &mut Checkpoint {
         &mut self.list[id as usize]
     }
@@ -97,13 +97,13 @@ impl Checkpoints {
         self.list[id as usize].hits += 1;
     }
 
-    /// Whether no sequence ever resumed from the checkpoint.
+    /// Returns whether no sequence ever resumed from the checkpoint.
     pub fn is_unused(&self, id: u32) -> bool {
         self.list[id as usize].hits == 0
     }
 
-    /// The checkpoint to evict: the least recently used one. Each hit, and being a branch, makes a checkpoint count as
-    /// used later, by as many uses as there are checkpoints.
+    /// Returns the checkpoint to evict: the least recently used one. Each hit, and being a branch, makes a checkpoint
+    /// count as used later, by as many uses as there are checkpoints.
     pub fn worst(&self, is_branch: impl Fn(u32) -> bool) -> Option<u32> {
         let bonus = |c: &Checkpoint| (c.hits + u64::from(is_branch(c.page))).min(MAX_HITS) * self.list.len() as u64;
         self.iter().min_by_key(|(_, c)| c.used + bonus(c)).map(|(id, _)| id)
@@ -144,7 +144,7 @@ impl Cuts {
         self.branch = matched;
     }
 
-    /// The next position where a chunk must end, because the state can be copied only there.
+    /// Returns the next position where a chunk must end, because the state can be copied only there.
     pub fn next(&self, computed: usize) -> Option<usize> {
         if self.spacing == 0 {
             return None;
@@ -155,7 +155,7 @@ impl Cuts {
         [self.branch, regular, last].into_iter().filter(wanted).min()
     }
 
-    /// Whether a checkpoint is due at a page boundary, and whether it outlives the next one.
+    /// Returns whether a checkpoint is due at a page boundary, and whether it outlives the next one.
     pub fn due(&self, at: usize) -> Option<Stay> {
         if self.spacing == 0 {
             return None;
@@ -173,7 +173,7 @@ impl Cuts {
         self.made = at;
     }
 
-    /// The last page boundary before the prompt's last token.
+    /// Returns the last page boundary before the prompt's last token.
     fn last(&self) -> usize {
         self.end.saturating_sub(1) / PAGE * PAGE
     }

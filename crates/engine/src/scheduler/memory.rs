@@ -41,7 +41,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Whether it holds nothing.
+    /// Returns whether it holds nothing.
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty() && self.window_pages.is_empty() && self.slot.is_none()
     }
@@ -61,12 +61,12 @@ impl Held {
         self.slot.unwrap_or(0)
     }
 
-    /// The next position where a chunk has to end for a checkpoint.
+    /// Returns the next position where a chunk has to end for a checkpoint.
     pub fn next_cut(&self) -> Option<usize> {
         self.cuts.next(self.computed)
     }
 
-    /// The copy of state with which the sequence resumes, `(from, to)`; to be made before anything else
+    /// Returns the copy of state with which the sequence resumes, `(from, to)`; to be made before anything else
     /// is.
     pub fn take_restore(&mut self) -> Option<(u32, u32)> {
         Some((self.restore.take()?, self.slot?))
@@ -95,8 +95,8 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// The memory of a program, for up to `max_running` sequences of up to `context` positions at a time. Everything
-    /// that steps need is allocated here.
+    /// Returns the memory of a program, for up to `max_running` sequences of up to `context` positions at a time.
+    /// Everything that steps need is allocated here.
     pub fn new(limits: Limits, kinds: Kinds, max_running: usize, context: usize) -> Memory {
         let max_window = kinds.window_blocks().min(context.div_ceil(PAGE));
         let n_window_pages = if kinds.window.is_some() { limits.n_window_pages } else { 0 };
@@ -125,42 +125,42 @@ impl Memory {
         self.unsaved = Some(unsaved);
     }
 
-    /// The queue for a store.
+    /// Returns the queue for a store.
     pub fn unsaved(&self) -> Option<&Unsaved> {
         self.unsaved.as_ref()
     }
 
-    /// The same, mutable.
+    /// Returns the same, mutable.
     pub fn unsaved_mut(&mut self) -> Option<&mut Unsaved> {
         self.unsaved.as_mut()
     }
 
-    /// The kinds of memory that sequences take.
+    /// Returns the kinds of memory that sequences take.
     pub fn kinds(&self) -> Kinds {
         self.kinds
     }
 
-    /// The registered page of these tokens, and its node.
+    /// Returns the registered page of these tokens, and its node.
     pub fn find(&self, parent: Parent, tokens: &[u32]) -> Option<(u32, u64)> {
         self.pages.lookup(parent, tokens)
     }
 
-    /// What is attached to a registered page.
+    /// Returns what is attached to a registered page.
     pub fn attached(&self, page: u32) -> Attached {
         self.pages.attached(page)
     }
 
-    /// The same, if the page is still registered as this node.
+    /// Returns the same, if the page is still registered as this node.
     pub fn attached_to(&self, page: u32, node: u64) -> Option<Attached> {
         self.pages.is_node(page, Parent::Node(node)).then(|| self.pages.attached(page))
     }
 
-    /// The slot of a checkpoint, or [`NONE`].
+    /// Returns the slot of a checkpoint, or [`NONE`].
     pub fn slot_of(&self, checkpoint: u32) -> u32 {
         self.checkpoints.get(checkpoint).slot
     }
 
-    /// What a new sequence of up to `max_tokens` tokens holds: nothing, with room for everything.
+    /// Returns what a new sequence of up to `max_tokens` tokens holds: nothing, with room for everything.
     pub fn hold(&self, salt: u64, max_tokens: usize) -> Held {
         let blocks = max_tokens.div_ceil(PAGE);
         let at_once = self.max_window.saturating_add(self.max_tokens.div_ceil(PAGE) + 1);
@@ -225,8 +225,8 @@ impl Memory {
         held.slot = held.slot.or_else(|| self.free_slots.pop());
     }
 
-    /// Goes on from the cached prefix of `tokens` that reaches farthest beyond the computed positions and can be gone
-    /// on from. The last token is never part of it: its logits are wanted. Returns how many positions that saves.
+    /// Resumes from the longest cached prefix of `tokens` beyond the computed positions that has a checkpoint. The last
+    /// token is never part of it, as its logits are needed. Returns the number of positions saved.
     pub fn adopt(&mut self, held: &mut Held, tokens: &[u32]) -> usize {
         if held.pages.is_empty() {
             held.cuts = Cuts::new(tokens.len(), self.checkpoints.capacity());
@@ -487,7 +487,7 @@ impl Memory {
         self.pages.attached_mut(page).checkpoint = id;
     }
 
-    /// A checkpoint without memory, in the place of the worst one where all are taken.
+    /// Returns a checkpoint without memory, in the place of the worst one where all are taken.
     fn new_checkpoint(&mut self, page: u32) -> Option<u32> {
         self.checkpoints.insert(page).or_else(|| {
             let worst = self.checkpoints.worst(|page| self.pages.is_branch(page))?;
@@ -536,7 +536,9 @@ impl Memory {
             let wanted = if self.kinds.window.is_some() { blocks.saturating_sub(first) } else { 0 };
             if (*first_window_block, window_pages.len()) != (first, wanted) {
                 let n = window_pages.len();
-                return Err(format!("{n} window pages from block {first_window_block}, {wanted} from {first} wanted"));
+                return Err(format!(
+                    "{n} window pages from block {first_window_block}, expected {wanted} from {first}"
+                ));
             }
             pages.iter().for_each(|&page| users[page as usize] += 1);
             window_pages.iter().for_each(|&page| window_users[page as usize] += 1);

@@ -1,15 +1,16 @@
 //! Continuous batching over a paged cache with shared prefixes: the engine's synchronous core.
 //!
 //! [`Engine::step`] runs one model step over all runnable sequences: the next token of every running request first,
-//! then chunks of prompts, as many tokens as the program takes. One thread, no network, no waiting: requests and events
-//! are values, and the caller decides when. [`Engine::begin`] and [`Engine::finish`] are the halves of a step: between
-//! them a device computes while the caller delivers the events of the step before.
+//! then chunks of prompts, as many tokens as the program takes and the time of a step allows. One thread, no network,
+//! no waiting: requests and events are values, and the caller decides when. [`Engine::begin`] and [`Engine::finish`]
+//! are the halves of a step: between them a device computes while the caller delivers the events of the step before.
 //!
 //! # Drafts
 //! A [`Drafter`] guesses tokens behind the last of a sequence that decodes; the step computes them with it, and the
 //! sampler works through their rows as long as it chooses what was guessed. So random numbers, grammars and texts move
 //! on token by token as they do without drafts, and nothing of them is taken back. What is taken back is memory: only
-//! the positions of tokens that stand count as computed, and [`Program::commit`] moves the recurrent states past those.
+//! the positions of accepted tokens count as computed, and [`backend::Drafts::commit`] moves the recurrent states past
+//! those. The model's own head drafts, too, where it has one ([`Engine::set_head`]).
 //!
 //! # Late masks
 //! Where the mask of a grammar has not come when the row has, the sequence keeps the row and its memory and sits out
@@ -17,6 +18,11 @@
 //! and then not for long, so that commands reach the engine. A sequence whose last mask was slow is not waited for, and
 //! where masks have been slow, the grammar takes tokens beside the steps, too: the row is kept until that is done. How
 //! late masks may be is bounded ([`crate::grammar`]).
+//!
+//! # Prompts in company
+//! While answers run, each step is a gap between their tokens. Steps are timed ([`Options::step_time`]), and a step has
+//! as many prompt tokens as its time allows. Prompts share them: half for the highest in rank, the rest for those that
+//! have the fewest left.
 //!
 //! # Failed steps
 //! A step that fails ([`backend::StepError::Failed`]) ends the requests whose chunks are lost, with the cause. Those
@@ -39,9 +45,12 @@
 //! in rank can always take pages from everyone else, and the context is never longer than the cache: so every step that
 //! finds work computes something, and every request ends.
 
+mod ahead;
 mod checkpoints;
 mod drafts;
+mod head;
 mod memory;
+mod pace;
 mod pages;
 mod planning;
 mod request;
@@ -68,7 +77,9 @@ pub use stop::{MAX_STOP_BYTES, MAX_STOP_STRINGS};
 pub use store::{Key, Part, PromptStore};
 pub use vocabulary::{TextStream, Vocabulary};
 
+use head::Head;
 use memory::Memory;
+use pace::Pace;
 use sequence::{Row, Sequence};
 
 /// Maximum number of log-probabilities a request may ask for per token.
@@ -94,11 +105,14 @@ pub struct Options {
     pub max_running: usize,
     /// Keep full pages and share them between requests that begin alike.
     pub prefix_cache: bool,
+    /// Target for the time of a step that computes prompts while answers run; [`Duration::MAX`] is none. Prompts that
+    /// only other prompts wait for have 5 times as long, and a prompt by itself 10 times.
+    pub step_time: Duration,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { chunk: usize::MAX, max_running: usize::MAX, prefix_cache: true }
+        Options { chunk: usize::MAX, max_running: usize::MAX, prefix_cache: true, step_time: Duration::MAX }
     }
 }
 
@@ -131,6 +145,9 @@ pub struct Stats {
     pub accepted: u64,
 }
 
+/// What tells the time.
+pub type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
+
 /// A program with the requests that it serves.
 pub struct Engine {
     program: Box<dyn Program>,
@@ -143,6 +160,8 @@ pub struct Engine {
     /// Maximum number of rows of a step.
     max_outputs: usize,
     drafter: Option<Box<dyn Drafter>>,
+    /// The model's own head, where it drafts.
+    head: Option<Head>,
     /// Maximum number of drafts of a sequence in a step.
     max_draft: usize,
     /// Slots whose drafts the step has judged, with the number that stands.
@@ -159,6 +178,11 @@ pub struct Engine {
     /// A waiting prompt gets its pages back from the store, and more are to come.
     is_restoring: bool,
     batch: Batch,
+    /// What steps cost.
+    pace: Pace,
+    clock: Clock,
+    /// When the step in flight was submitted.
+    began: Option<Instant>,
     /// Both in order of rank, highest first.
     running: Vec<Sequence>,
     waiting: VecDeque<Sequence>,
@@ -177,7 +201,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine over a compiled program. The whole cache of the program is the engine's.
+    /// Returns an engine over a compiled program. The whole cache of the program is the engine's.
     pub fn new(program: Box<dyn Program>, vocabulary: Arc<dyn Vocabulary>, options: Options) -> Result<Engine, Error> {
         let limits = program.limits();
         let (n_vocab, kinds) = (program.n_vocab(), program.kinds());
@@ -207,6 +231,7 @@ impl Engine {
             context,
             max_outputs: limits.max_outputs,
             drafter: None,
+            head: None,
             max_draft: limits.max_draft,
             commits: Vec::with_capacity(if limits.max_draft > 0 { max_running } else { 0 }),
             n_vocab,
@@ -217,6 +242,9 @@ impl Engine {
             buffer: Vec::new(),
             is_restoring: false,
             batch: Batch::with_room(limits),
+            pace: Pace::new(options.step_time),
+            clock: Arc::new(Instant::now),
+            began: None,
             running: Vec::with_capacity(max_running),
             waiting: VecDeque::new(),
             cancelled: Vec::new(),
@@ -239,27 +267,45 @@ impl Engine {
         self.drafter = drafter;
     }
 
+    /// Lets the model's own head draft up to `n` tokens of each answer from the next step on, in place of a drafter; 0
+    /// ends that. Returns whether it does: not where the program has no head ([`Program::draft_width`]) or was compiled
+    /// for no drafts, nor where layers see a window. As with any drafter, answers are the same.
+    pub fn set_head(&mut self, n: usize) -> bool {
+        let n = n.min(self.max_draft);
+        let width = self.program.draft_width().filter(|_| n > 0 && self.kinds.window.is_none());
+        self.head = width.map(|d_model| Head::new(n, d_model, self.program.limits()));
+        self.running.iter_mut().for_each(|sequence| sequence.ahead.clear());
+        self.head.is_some()
+    }
+
+    /// Sets what times steps, for tests: the system's clock does at first.
+    pub fn set_clock(&mut self, clock: Clock) {
+        self.clock = clock;
+    }
+
     /// Maximum number of tokens that a prompt and its answer have together.
     pub fn context(&self) -> usize {
         self.context
     }
 
-    /// The routers of the model, in order of layers; none where no layer has experts.
+    /// Returns the routers of the model, in order of layers; none where no layer has experts.
     pub fn routers(&self) -> &[RouterInfo] {
         self.program.routers()
     }
 
-    /// Whether the program counts what its ops take from now on; see [`Program::trace_times`].
+    /// Switches timing of ops on or off, where the program can; see [`backend::Profile`].
     pub fn trace_times(&mut self, is_on: bool) {
-        self.program.trace_times(is_on);
+        if let Some(profiler) = self.program.profiler() {
+            profiler.set_enabled(is_on);
+        }
     }
 
-    /// What they took, and in how many parallel regions.
-    pub fn times(&self) -> &[OpTime] {
-        self.program.times()
+    /// Returns the time per op, summed over layers; empty where the program cannot measure.
+    pub fn times(&mut self) -> &[OpTime] {
+        self.program.profiler().map_or(&[], |profiler| profiler.times())
     }
 
-    /// What the engine is busy with.
+    /// Returns what the engine is busy with.
     pub fn stats(&self) -> Stats {
         Stats {
             running: self.running.len(),
@@ -283,12 +329,12 @@ impl Engine {
         self.program.set_interrupt(flag);
     }
 
-    /// Whether the program's device is lost: every further step fails as the last one did.
+    /// Returns whether the program's device is lost: every further step fails as the last one did.
     pub fn is_lost(&self) -> bool {
         self.program.is_lost()
     }
 
-    /// Whether a step has something to do or to report.
+    /// Returns whether a step has something to do or to report.
     pub fn has_work(&self) -> bool {
         !(self.running.is_empty() && self.waiting.is_empty() && self.cancelled.is_empty())
     }
@@ -298,8 +344,11 @@ impl Engine {
         self.check(&request)?;
         let id = RequestId(self.next_id);
         let mut sequence = Sequence::new(id, request, self.vocabulary.clone(), self.context, &self.memory)?;
-        if self.drafter.is_some() {
+        if self.drafter.is_some() || self.head.is_some() {
             sequence.reserve_drafts(self.max_draft);
+        }
+        if let Some(head) = &self.head {
+            sequence.ahead.reserve(self.max_draft, head.d_model());
         }
         self.next_id += 1;
         self.enqueue(sequence);
@@ -351,6 +400,7 @@ impl Engine {
             events.done(id, FinishReason::Cancelled, usage);
         }
         self.sample_late(Duration::ZERO, events);
+        self.draft_ahead()?;
         self.save_some();
         self.plan();
         if !self.fill_batch() {
@@ -373,6 +423,7 @@ impl Engine {
             self.program.trace_routing(traces);
             self.is_tracing = traces;
         }
+        self.began = Some((self.clock)());
         match self.program.submit(&self.batch) {
             Ok(()) => {
                 self.is_busy = true;
@@ -411,7 +462,7 @@ impl Engine {
                 return Err(error);
             }
         }
-        // Those that were cancelled meanwhile and did not end by themselves.
+        // Requests cancelled during the step that did not end by themselves.
         while let Some(i) = self.running.iter().position(|s| s.is_cancelled) {
             let mut sequence = self.running.remove(i);
             sequence.release(&mut self.memory);
@@ -488,11 +539,17 @@ impl Engine {
 
     /// Waits for the step and gives every sequence its row. An error means that no sequence was changed.
     fn compute(&mut self, events: &mut Events) -> Result<(), Error> {
-        let Engine { program, batch, running, memory, vocabulary, n_vocab, options, kinds, commits, .. } = self;
+        let Engine { program, batch, running, memory, vocabulary, n_vocab, options, kinds, commits, head, .. } = self;
         let n_vocab = *n_vocab;
         let width = program.routers().iter().map(|router| router.n_used).sum::<usize>().max(1);
         let output = program.wait()?;
+        if let Some(began) = self.began.take() {
+            self.pace.observe(batch.tokens.len(), (self.clock)().saturating_duration_since(began));
+        }
         check_rows(batch, &output, n_vocab)?;
+        if let Some(head) = head {
+            head.take(output.all_hidden);
+        }
         self.steps += 1;
         self.tokens += batch.tokens.len() as u64;
         let now = Instant::now();
@@ -536,6 +593,10 @@ impl Engine {
                         }
                     };
                     let n_accepted = sequence.computed(memory, options.prefix_cache);
+                    if head.is_some() && sequence.is_answered() {
+                        let n = (first.len - first.n_draft) as usize + n_accepted;
+                        sequence.ahead.computed(first.first as usize, first.pos as usize, n);
+                    }
                     if first.n_draft > 0 {
                         self.drafted += u64::from(first.n_draft);
                         self.accepted += n_accepted as u64;
@@ -547,7 +608,9 @@ impl Engine {
             };
             conclude(sequence, outcome, memory, events)
         });
-        commits.drain(..).for_each(|(slot, n_accepted)| program.commit(slot, n_accepted));
+        if let Some(drafts) = program.drafts() {
+            commits.drain(..).for_each(|(slot, n_accepted)| drafts.commit(slot, n_accepted));
+        }
         memory.copies().for_each(|(from, to)| program.copy_state(from, to));
         Ok(())
     }
@@ -660,7 +723,7 @@ fn check_rows(batch: &Batch, output: &Output<'_>, n_vocab: usize) -> Result<(), 
     Ok(())
 }
 
-/// What the step returned of an asked row, which is there.
+/// Returns what the step returned of an asked row, which is there.
 fn row<'a>(batch: &'a Batch, output: &Output<'a>, n_vocab: usize, r: usize) -> Row<'a> {
     match batch.asks[r] {
         Ask::Logits => Row::Logits(&output.logits[r * n_vocab..][..n_vocab]),
@@ -681,7 +744,7 @@ fn check_ids(what: &'static str, ids: impl Iterator<Item = u32>, n_vocab: usize)
     }
 }
 
-/// Whether `a` is admitted before `b` and preempted after it.
+/// Returns whether `a` is admitted before `b` and preempted after it.
 fn ranks_before(a: &Sequence, b: &Sequence) -> bool {
     (b.priority, a.id) < (a.priority, b.id)
 }

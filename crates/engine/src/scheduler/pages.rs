@@ -85,7 +85,7 @@ pub(crate) struct PagePool {
 }
 
 impl PagePool {
-    /// A pool of free pages. Allocates all it will ever need.
+    /// Returns a pool of free pages. Allocates all it will ever need.
     pub fn new(n_pages: usize) -> PagePool {
         let page = Page { refs: 0, registered: None, parent: NONE, n_children: 0, attached: Attached::NOTHING };
         PagePool {
@@ -184,17 +184,17 @@ impl PagePool {
         (page, node)
     }
 
-    /// The memory attached to a registered page.
+    /// Returns the memory attached to a registered page.
     pub fn attached(&self, page: u32) -> Attached {
         self.pages[page as usize].attached
     }
 
-    /// The same, mutable.
+    /// Returns the same, mutable.
     pub fn attached_mut(&mut self, page: u32) -> &mut Attached {
         &mut self.pages[page as usize].attached
     }
 
-    /// Whether several registered pages follow this one.
+    /// Returns whether several registered pages follow this one.
     pub fn is_branch(&self, page: u32) -> bool {
         self.pages[page as usize].n_children > 1
     }
@@ -210,7 +210,7 @@ impl PagePool {
         attached
     }
 
-    /// The least recently used cached page.
+    /// Returns the least recently used cached page.
     pub fn oldest_cached(&self) -> Option<u32> {
         self.cached.oldest()
     }
@@ -269,7 +269,7 @@ impl PagePool {
         Ok(())
     }
 
-    /// Whether a page is registered as the node that a parent names.
+    /// Returns whether a page is registered as the node that a parent names.
     pub fn is_node(&self, page: u32, parent: Parent) -> bool {
         let registered = self.pages.get(page as usize).and_then(|p| p.registered);
         registered.is_some_and(|(_, node)| parent == Parent::Node(node))
@@ -289,7 +289,7 @@ impl PagePool {
     }
 }
 
-/// The key of a page; none where `tokens` are not a full page.
+/// Returns the key of a page; none where `tokens` are not a full page.
 fn key(parent: Parent, tokens: &[u32]) -> Option<Key> {
     Some(Key { parent, tokens: tokens.try_into().ok()? })
 }

@@ -1,5 +1,7 @@
 //! What the next step computes: how many tokens of which sequences, with which pages, and the batch of them.
 
+use super::pace::Company;
+use super::sequence::Sequence;
 use super::{Engine, ranks_before};
 
 impl Engine {
@@ -19,16 +21,71 @@ impl Engine {
             }
             i += 1;
         }
-        let mut i = 0;
-        while i < self.running.len() && budget > 0 {
-            if self.running[i].planned == 0 && !self.running[i].is_late() {
-                budget -= self.plan_chunk(i, budget, &mut n_rows);
+        if budget == 0 {
+            return;
+        }
+        while self.running.len() < self.options.max_running && self.admit() {}
+        self.share(budget);
+        let (mut i, mut unused) = (0, 0);
+        while i < self.running.len() {
+            if self.running[i].is_prompt() && self.running[i].share > 0 {
+                let share = self.running[i].share + unused;
+                unused = share - self.plan_chunk(i, share, &mut n_rows);
             }
             i += 1;
         }
-        while budget > 0 && self.running.len() < self.options.max_running {
-            let Some(i) = self.admit() else { break };
-            budget -= self.plan_chunk(i, budget, &mut n_rows);
+    }
+
+    /// Divides what is left of a step among the prompts that are not in it yet, as [`Sequence::share`].
+    ///
+    /// The highest in rank gets half, so that every prompt comes to its end; the rest goes to the prompts that have the
+    /// fewest tokens left, of those with the highest priority. A prompt whose next page another one computes waits for
+    /// that page, and lends the other its urgency.
+    fn share(&mut self, budget: usize) {
+        let (mut first, mut n_prompts) = (None, 0);
+        for i in 0..self.running.len() {
+            self.running[i].share = 0;
+            if !self.running[i].is_prompt() {
+                continue;
+            }
+            if self.options.prefix_cache {
+                self.running[i].adopt(&mut self.memory);
+                self.restore(i);
+            }
+            first = first.or(Some(i));
+            n_prompts += 1;
+            let urgency = self.running[i].remaining();
+            let (before, rest) = self.running.split_at_mut(i);
+            let leads = |other: &&mut Sequence| other.is_prompt() && other.urgency > 0 && rest[0].follows(other);
+            rest[0].urgency = match before.iter_mut().filter(|_| self.options.prefix_cache).find(leads) {
+                Some(leader) => {
+                    leader.urgency = leader.urgency.min(urgency);
+                    0
+                }
+                None => urgency,
+            };
+        }
+        let Some(first) = first else { return };
+        let company = match () {
+            _ if self.running.iter().any(|s| !s.is_prompt()) => Company::Answers,
+            _ if n_prompts > 1 || !self.waiting.is_empty() => Company::Prompts,
+            _ => Company::Nothing,
+        };
+        let mut left = self.pace.prompt_tokens(self.budget - budget, budget, company);
+        let (half, chunk) = (left.div_ceil(2), self.options.chunk);
+        let mut give = |sequence: &mut Sequence, n: usize| {
+            let n = n.min(left).min(sequence.remaining().min(chunk) - sequence.share);
+            sequence.share += n;
+            left -= n;
+            left > 0
+        };
+        let mut is_more = give(&mut self.running[first], half);
+        while is_more {
+            let waits = self.running.iter_mut().filter(|s| s.is_prompt() && s.urgency > 0);
+            let next = waits.min_by_key(|s| (std::cmp::Reverse(s.priority), s.urgency));
+            let Some(next) = next else { break };
+            next.urgency = 0;
+            is_more = give(next, usize::MAX);
         }
     }
 
@@ -40,8 +97,8 @@ impl Engine {
 
     /// Drafts that a step may have: each takes a row, and a token of those that decoding leaves. Half of these are the
     /// prompts'.
-    fn spare_for_drafts(&self) -> usize {
-        if self.drafter.is_none() || self.max_draft == 0 {
+    pub(super) fn spare_for_drafts(&self) -> usize {
+        if (self.drafter.is_none() && self.head.is_none()) || self.max_draft == 0 {
             return 0;
         }
         let n_decoding = self.running.iter().filter(|s| s.remaining() == 1).count();
@@ -50,9 +107,14 @@ impl Engine {
 
     /// Guesses up to `max` tokens behind the last of a sequence; returns how many.
     fn draft(&mut self, i: usize, max: usize) -> usize {
-        let (sequence, Some(drafter)) = (&mut self.running[i], &mut self.drafter) else { return 0 };
+        let sequence = &mut self.running[i];
         let room = self.memory.draft_room(&sequence.held, self.options.prefix_cache);
-        sequence.draft(&mut **drafter, max.min(self.max_draft).min(room), self.n_vocab)
+        let max = max.min(self.max_draft).min(room);
+        match (&self.head, &mut self.drafter) {
+            (Some(_), _) => sequence.take_guesses(max),
+            (None, Some(drafter)) => sequence.draft(&mut **drafter, max, self.n_vocab),
+            (None, None) => 0,
+        }
     }
 
     /// Plans up to `budget` tokens of a sequence that is not in the step yet, and its drafts; returns how many tokens
@@ -62,10 +124,6 @@ impl Engine {
     /// way keeps what it has and waits: those above it continue, and end, or come back for its pages. Rows beyond one
     /// are taken from `n_rows`.
     fn plan_chunk(&mut self, i: usize, budget: usize, n_rows: &mut usize) -> usize {
-        if self.options.prefix_cache {
-            self.running[i].adopt(&mut self.memory);
-            self.restore(i);
-        }
         let sequence = &self.running[i];
         let mut want = sequence.remaining().min(self.options.chunk).min(budget);
         // A copy of the state is made where the chunk ends.
@@ -93,27 +151,27 @@ impl Engine {
         }
     }
 
-    /// Moves the first waiting sequence to the running ones when there are pages for all its tokens; returns its index.
+    /// Moves the first waiting sequence to the running ones when there are pages for all its tokens; false when not.
     ///
     /// With nothing running there always are: then no page is in use, and no sequence is longer than the cache.
-    fn admit(&mut self) -> Option<usize> {
+    fn admit(&mut self) -> bool {
         let (memory, running) = (&mut self.memory, &self.running);
-        let sequence = self.waiting.front_mut()?;
+        let Some(sequence) = self.waiting.front_mut() else { return false };
         // What running prompts still need, and a page more for each, so that the newcomer is not preempted at once.
         let reserved = running.iter().map(|s| s.outstanding(memory)).sum::<usize>() + running.len();
         let reserved_window = running.iter().map(|s| s.outstanding_window(memory)).sum::<usize>();
         // Its last token needs a page that is not shared: without it the search is pointless.
         if reserved + 1 > memory.available() {
-            return None;
+            return false;
         }
         // A prompt that has no room yet is not restored: its pages would go again.
         let has_room = reserved + sequence.outstanding(memory) <= memory.available();
         if self.options.prefix_cache && has_room && !self.restore_front() {
             self.is_restoring = true;
-            return None;
+            return false;
         }
         let memory = &mut self.memory;
-        let sequence = self.waiting.front_mut()?;
+        let Some(sequence) = self.waiting.front_mut() else { return false };
         if self.options.prefix_cache {
             sequence.adopt(memory);
         }
@@ -121,14 +179,14 @@ impl Engine {
             || reserved_window + sequence.outstanding_window(memory) > memory.available_window()
         {
             sequence.unadopt(memory);
-            return None;
+            return false;
         }
-        let mut sequence = self.waiting.pop_front()?;
+        let Some(mut sequence) = self.waiting.pop_front() else { return false };
         sequence.admit(&mut self.memory);
         let at = self.running.partition_point(|s| ranks_before(s, &sequence));
         self.running.insert(at, sequence);
         self.restore(at);
-        Some(at)
+        true
     }
 
     /// Restores the state of a sequence after it has adopted a prefix.

@@ -1,4 +1,4 @@
-//! The engine's input and output: values, no behaviour.
+//! The engine's input and output: values, no behavior.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -54,7 +54,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request with the defaults: default sampling, no stop strings, no limit but the context.
+    /// Returns a request with the defaults: default sampling, no stop strings, no limit but the context.
     pub fn new(tokens: Vec<u32>) -> Request {
         Request {
             tokens,
@@ -164,6 +164,8 @@ pub enum FinishReason {
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Those of them that were computed, or found in the prefix cache: all, unless the request ended before its answer.
+    pub prompt_computed: usize,
     /// Those of them found in the prefix cache.
     pub cached_tokens: usize,
     /// Tokens generated, a stop token included.
@@ -177,7 +179,7 @@ pub struct Usage {
 /// Durations of a request's phases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timings {
-    /// From submission to its first step.
+    /// From submission to its admission: it takes part in steps from then on.
     pub queued: Duration,
     /// From there to the first token.
     pub prompt: Duration,
@@ -225,7 +227,7 @@ impl Events {
         self.list.len()
     }
 
-    /// Whether there are no events.
+    /// Returns whether there are no events.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
@@ -318,7 +320,7 @@ impl TokenEvent<'_> {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
     /// A limit of the engine is invalid.
-    #[error("start engine: {what} is {value}, it must be at least {least}")]
+    #[error("failed to start the engine: {what} is {value}, it must be at least {least}")]
     Limit {
         /// The limit.
         what: &'static str,
@@ -328,12 +330,10 @@ pub enum Error {
         least: usize,
     },
     /// The prompt is empty.
-    #[error("submit request: the prompt is empty")]
+    #[error("failed to submit the request: the prompt is empty")]
     EmptyPrompt,
     /// The prompt can never have room for an answer.
-    #[error(
-        "submit request: the prompt has {n_tokens} tokens and needs a context of {needed}; the context is {context}"
-    )]
+    #[error("failed to submit the request: prompt is too long: {n_tokens} tokens, context {context}")]
     PromptTooLong {
         /// Tokens of the prompt.
         n_tokens: usize,
@@ -343,7 +343,7 @@ pub enum Error {
         context: usize,
     },
     /// A token id outside the vocabulary.
-    #[error("submit request: {what} {index} has id {id}, the vocabulary has {n_vocab}")]
+    #[error("failed to submit the request: {what} {index} has id {id}, the vocabulary has {n_vocab}")]
     TokenId {
         /// `prompt token`, `stop token` or `logit bias`.
         what: &'static str,
@@ -355,10 +355,10 @@ pub enum Error {
         n_vocab: usize,
     },
     /// An invalid stop string.
-    #[error("submit request: {0}")]
+    #[error("failed to submit the request: {0}")]
     StopStrings(String),
     /// More log-probabilities than allowed.
-    #[error("submit request: logprobs is {asked}, the limit is {limit}")]
+    #[error("failed to submit the request: logprobs is {asked}, the maximum is {limit}")]
     Logprobs {
         /// The requested number.
         asked: usize,
@@ -372,7 +372,7 @@ pub enum Error {
     #[error("{0}")]
     Grammar(#[from] grammar::Error),
     /// A router saw NaN.
-    #[error("compute position {position}: the router of layer {layer} saw NaN")]
+    #[error("failed to compute position {position}: the router of layer {layer} saw NaN")]
     Fault {
         /// Position in the request's sequence.
         position: usize,
@@ -380,10 +380,10 @@ pub enum Error {
         layer: u32,
     },
     /// The model has no embedding, or it is invalid.
-    #[error("compute the embedding: {0}")]
+    #[error("failed to compute the embedding: {0}")]
     Embedding(&'static str),
     /// The program refused a token.
-    #[error("compute position {position}: token id {id} is outside the program's vocabulary of {n_vocab}")]
+    #[error("failed to compute position {position}: token id {id} is outside the program's vocabulary of {n_vocab}")]
     Refused {
         /// Position in the request's sequence.
         position: usize,
@@ -396,7 +396,7 @@ pub enum Error {
     #[error("{0}")]
     Step(#[from] StepError),
     /// The program returned another number of logits than requested.
-    #[error("run step: the program returned {got} logits, expected {expected}")]
+    #[error("failed to run the step: the program returned {got} logits, expected {expected}")]
     Logits {
         /// Numbers returned.
         got: usize,
@@ -404,7 +404,9 @@ pub enum Error {
         expected: usize,
     },
     /// No sequence could allocate a page.
-    #[error("run step: none of {running} running and {waiting} waiting requests could take a page of {n_pages}")]
+    #[error(
+        "failed to run the step: none of {running} running and {waiting} waiting requests got one of {n_pages} pages"
+    )]
     Stalled {
         /// Running requests.
         running: usize,

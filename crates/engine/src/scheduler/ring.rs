@@ -3,14 +3,14 @@
 /// A ring over the numbers below a limit. Allocates all it will ever need.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// `[n + 1]`, `(older, newer)` neighbours; the last entry is the anchor: its `newer` is the oldest number, its
+    /// `[n + 1]`, `(older, newer)` neighbors; the last entry is the anchor: its `newer` is the oldest number, its
     /// `older` the newest. Undefined for numbers outside of the ring.
     links: Vec<(u32, u32)>,
     len: usize,
 }
 
 impl Ring {
-    /// An empty ring for numbers below `n`.
+    /// Returns an empty ring for numbers below `n`.
     pub fn new(n: usize) -> Ring {
         Ring { links: vec![(n as u32, n as u32); n + 1], len: 0 }
     }
@@ -20,7 +20,7 @@ impl Ring {
         self.len
     }
 
-    /// The oldest number.
+    /// Returns the oldest number.
     pub fn oldest(&self) -> Option<u32> {
         (self.len > 0).then(|| self.links[self.anchor()].1)
     }

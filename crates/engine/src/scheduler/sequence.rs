@@ -5,8 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use backend::{Ask, Best, Tables};
+use backend::{Ask, Best, PAGE, Tables};
 
+use super::ahead::Ahead;
 use super::drafts::Drafter;
 use super::memory::{Held, Memory};
 use super::request::{Error, Events, FinishReason, Pooling, Request, RequestId, Timings, Usage};
@@ -17,7 +18,7 @@ use crate::grammar::Guard;
 use crate::sampler::Sampler;
 
 /// Why a model has no embedding.
-const NO_HIDDEN: &str = "the model's plan has no rows behind a last norm";
+const NO_HIDDEN: &str = "the model's plan has no rows after a last norm";
 
 /// What a step returned of a sequence's last position.
 #[derive(Clone, Copy, Debug)]
@@ -55,8 +56,14 @@ pub(super) struct Sequence {
     pub priority: i32,
     /// Tokens of this sequence in the step that is being made; 0 when it is not part of it.
     pub planned: usize,
+    /// Its part of the step's prompt tokens.
+    pub share: usize,
+    /// Tokens that are left of its prompt, or of a shorter one that waits for it; 0 when it waits itself.
+    pub urgency: usize,
     /// Drafts behind the planned tokens, which are computed with them.
     drafts: Vec<u32>,
+    /// What the model's own head drafts of it.
+    pub ahead: Ahead,
     /// It was cancelled while a step that it is part of was under way.
     pub is_cancelled: bool,
     /// Failed steps since its last token that left its state dirty.
@@ -91,6 +98,8 @@ pub(super) struct Sequence {
     embedding: Option<Pooling>,
     /// The sum of the hidden states up to `scored`, or the first one, where they are pooled, `[d_model]`.
     pooled: Vec<f64>,
+    /// Prompt tokens that were in the cache at some time.
+    prompt_computed: usize,
     cached: usize,
     preemptions: usize,
     submitted: Instant,
@@ -122,7 +131,10 @@ impl Sequence {
             id,
             priority: request.priority,
             planned: 0,
+            share: 0,
+            urgency: 0,
             drafts: Vec::new(),
+            ahead: Ahead::default(),
             is_cancelled: false,
             rollbacks: 0,
             tokens,
@@ -146,6 +158,7 @@ impl Sequence {
             routing: request.routing,
             embedding: request.embedding,
             pooled: Vec::new(),
+            prompt_computed: 0,
             cached: 0,
             preemptions: 0,
             submitted: Instant::now(),
@@ -158,6 +171,28 @@ impl Sequence {
     /// Tokens whose positions are not in the cache yet, at least 1 unless the sequence is late.
     pub fn remaining(&self) -> usize {
         self.tokens.len() - self.held.computed
+    }
+
+    /// Returns whether it has tokens to compute that are not in the step yet: after those that decode are, a prompt's.
+    pub fn is_prompt(&self) -> bool {
+        self.planned == 0 && !self.is_late()
+    }
+
+    /// Returns whether `other` computes the page that this sequence needs next, which it finds in the cache then.
+    pub fn follows(&self, other: &Sequence) -> bool {
+        let (mine, theirs) = (self.held.computed, other.held.computed);
+        let start = mine / PAGE * PAGE;
+        let end = start + PAGE;
+        // Its last token is never found: its row is asked for. Most prompts differ in the page itself.
+        let is_same = |from: usize| {
+            let (mine, theirs) = (self.tokens.get(from..end), other.tokens.get(from..end));
+            end < self.tokens.len() && mine.is_some() && mine == theirs
+        };
+        (mine..end).contains(&theirs)
+            && self.salt == other.salt
+            && self.restorable().is_some()
+            && is_same(start)
+            && is_same(0)
     }
 
     /// Pages that the remaining tokens need beyond those it has.
@@ -176,7 +211,8 @@ impl Sequence {
         self.admitted.get_or_insert_with(Instant::now);
     }
 
-    /// The salt and the tokens whose cached prefix it can resume from; none where it needs the rows of all positions.
+    /// Returns the salt and the tokens whose cached prefix it can resume from; none where it needs the rows of all
+    /// positions.
     pub fn restorable(&self) -> Option<(u64, &[u32])> {
         let computes_all = self.looks_at_all() && self.scored < self.n_prompt;
         (!computes_all).then_some((self.salt, &self.tokens))
@@ -198,10 +234,23 @@ impl Sequence {
         self.drafts.reserve_exact(n);
     }
 
+    /// Drafts that its answer has room for: its last token is never computed, and the step gives a token more than it
+    /// has drafts.
+    pub fn room_for_drafts(&self) -> usize {
+        (self.max_tokens - self.tokens.len()).saturating_sub(1)
+    }
+
+    /// Takes up to `max` of the drafts of the model's head; returns how many.
+    pub fn take_guesses(&mut self, max: usize) -> usize {
+        self.drafts.clear();
+        let n = self.ahead.guesses.len().min(max).min(self.room_for_drafts());
+        self.drafts.extend(self.ahead.guesses.drain(..).take(n));
+        n
+    }
+
     /// Guesses up to `max` of the tokens that follow; returns how many.
     pub fn draft(&mut self, drafter: &mut dyn Drafter, max: usize, n_vocab: usize) -> usize {
-        // The last token of an answer is never computed, and the step gives a token more than it has drafts.
-        let max = max.min((self.max_tokens - self.tokens.len()).saturating_sub(1));
+        let max = max.min(self.room_for_drafts());
         self.drafts.clear();
         if max > 0 {
             drafter.draft(&self.tokens, max, &mut self.drafts);
@@ -223,20 +272,30 @@ impl Sequence {
         &self.drafts
     }
 
-    /// The planned tokens and where their memory lies.
-    pub fn chunk(&self) -> (&[u32], usize, Tables<'_>) {
-        let (start, end) = (self.held.computed, self.held.computed + self.planned);
-        let (window_pages, first_window_block) = self.held.window_pages();
-        let tables = Tables { pages: self.held.pages(), window_pages, first_window_block, state: self.held.slot() };
-        (&self.tokens[start..end], start, tables)
+    /// Prompt and answer.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
     }
 
-    /// Whether the rows of all positions of the prompt are wanted.
+    /// Where its memory lies.
+    pub fn tables(&self) -> Tables<'_> {
+        let (window_pages, first_window_block) = self.held.window_pages();
+        Tables { pages: self.held.pages(), window_pages, first_window_block, state: self.held.slot() }
+    }
+
+    /// Returns the planned tokens and where their memory lies.
+    pub fn chunk(&self) -> (&[u32], usize, Tables<'_>) {
+        let (start, end) = (self.held.computed, self.held.computed + self.planned);
+        (&self.tokens[start..end], start, self.tables())
+    }
+
+    /// Returns whether the rows of all positions of the prompt are requested.
     fn looks_at_all(&self) -> bool {
         self.prompt_logprobs.is_some() || matches!(self.embedding, Some(Pooling::First | Pooling::Mean))
     }
 
-    /// The planned positions whose rows tell the log-probabilities of the prompt tokens behind them, or are pooled.
+    /// Returns the planned positions whose rows give the log-probabilities of the prompt tokens after them, or are
+    /// pooled.
     fn scoring(&self, planned: usize) -> Range<usize> {
         let first = self.held.computed;
         match self.looks_at_all() {
@@ -245,7 +304,7 @@ impl Sequence {
         }
     }
 
-    /// The longest chunk of at most `want` tokens that needs no more than `n_rows` rows besides one.
+    /// Returns the longest chunk of at most `want` tokens that needs no more than `n_rows` rows besides one.
     pub fn limit_rows(&self, want: usize, n_rows: usize) -> usize {
         let scoring = self.scoring(want);
         let last = usize::from(want == self.remaining() && (self.max_new > 0 || self.embedding.is_some()));
@@ -273,7 +332,7 @@ impl Sequence {
         self.scoring(self.planned).len()
     }
 
-    /// What is asked of the row at the offset `row` that scores a prompt token.
+    /// Returns what is asked of the row at the offset `row` that scores a prompt token.
     pub fn ask_score(&self, row: usize, listed: &mut Vec<u32>) -> Ask {
         if self.embedding.is_some() {
             return Ask::Hidden;
@@ -298,7 +357,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Whether the planned tokens end with the last one, and the request wants an answer or its hidden state.
+    /// Returns whether the planned tokens end with the last one, and an answer or the hidden state is requested.
     pub fn wants_logits(&self) -> bool {
         self.planned == self.remaining() && (self.max_new > 0 || self.embedding.is_some())
     }
@@ -308,7 +367,8 @@ impl Sequence {
         self.n_scoring() + if self.wants_logits() { 1 + self.drafts.len() } else { 0 }
     }
 
-    /// What is asked of the row behind the first `n_draft` drafts; tokens that belong to it are appended to `listed`.
+    /// Returns what is asked of the row after the first `n_draft` drafts; tokens that belong to it are appended to
+    /// `listed`.
     pub fn ask(&self, n_draft: usize, n_vocab: usize, listed: &mut Vec<u32>) -> Ask {
         if self.embedding.is_some() {
             return Ask::Hidden;
@@ -337,18 +397,24 @@ impl Sequence {
         memory.unplan(&mut self.held);
     }
 
-    /// The planned tokens are in the cache, and so are the drafts that have become tokens with another behind them;
-    /// returns how many those are. Full pages become findable when `cache` says so.
+    /// Notes that the planned tokens are in the cache, and so are the drafts that have become tokens with another after
+    /// them; returns how many those are. Full pages become findable when `cache` says so.
     pub fn computed(&mut self, memory: &mut Memory, cache: bool) -> usize {
         let end = self.held.computed + self.planned;
         let n_accepted = if self.drafts.is_empty() { 0 } else { self.tokens.len().saturating_sub(end + 1) };
         memory.advance(&mut self.held, &self.tokens, self.planned + n_accepted, cache);
+        self.prompt_computed = self.prompt_computed.max(self.held.computed.min(self.n_prompt));
         self.planned = 0;
         self.drafts.clear();
         n_accepted
     }
 
-    /// Whether everything is computed and the request wants no answer.
+    /// Returns whether the request asks for an answer.
+    pub fn is_answered(&self) -> bool {
+        self.max_new > 0
+    }
+
+    /// Returns whether everything is computed and the request wants no answer.
     pub fn is_prompt_only(&self) -> bool {
         self.held.computed == self.tokens.len() && self.max_new == 0
     }
@@ -389,7 +455,7 @@ impl Sequence {
         Ok(Some(FinishReason::Length))
     }
 
-    /// Whether the request wants the prompt's hidden state.
+    /// Returns whether the prompt's hidden state is requested.
     pub fn wants_embedding(&self) -> bool {
         self.embedding.is_some()
     }
@@ -399,6 +465,7 @@ impl Sequence {
         self.planned = 0;
         self.late = None;
         self.drafts.clear();
+        self.ahead.clear();
         memory.release(&mut self.held);
     }
 
@@ -422,7 +489,7 @@ impl Sequence {
         self.release(memory);
     }
 
-    /// Whether it sits out steps until the mask of its next token has come.
+    /// Returns whether it sits out steps until the mask of its next token has come.
     pub fn is_late(&self) -> bool {
         self.late.is_some()
     }
@@ -489,7 +556,8 @@ impl Sequence {
         }
     }
 
-    /// Whether the guard, if there is one, has the mask of the next token, or has taken the one that was chosen.
+    /// Returns whether the guard, if there is one, has the mask of the next token, or has taken the one that was
+    /// chosen.
     fn is_ready(&mut self, patience: &mut Duration) -> Result<bool, Error> {
         Ok(match &mut self.guard {
             Some(guard) if self.chosen.is_some() => guard.taken(patience)?.is_some(),
@@ -570,7 +638,7 @@ impl Sequence {
         Ok(Outcome::Token(reason))
     }
 
-    /// What it took up to now.
+    /// Returns what it took up to now.
     pub fn usage(&self) -> Usage {
         let since = |from: Option<Instant>, to: Option<Instant>| match (from, to) {
             (Some(from), Some(to)) => to.saturating_duration_since(from),
@@ -578,6 +646,7 @@ impl Sequence {
         };
         Usage {
             prompt_tokens: self.n_prompt,
+            prompt_computed: self.prompt_computed,
             cached_tokens: self.cached,
             generated: self.tokens.len() - self.n_prompt,
             preemptions: self.preemptions,

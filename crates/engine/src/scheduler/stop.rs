@@ -72,7 +72,7 @@ impl StopMatcher {
         self.searched = 0;
     }
 
-    /// The match that ends first: `(start, end, index)`.
+    /// Returns the match that ends first: `(start, end, index)`.
     fn find(&self) -> Option<(usize, usize, usize)> {
         let text = self.pending.as_bytes();
         let mut best: Option<(usize, usize, usize)> = None;

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use backend::{PAGE, Piece};
-use sha2::{Digest, Sha256};
+use ring::digest;
 
 use super::Engine;
 use super::memory::Memory;
@@ -36,9 +36,11 @@ impl Key {
     }
 
     fn of(parts: &[&[u8]]) -> Key {
-        let mut hash = Sha256::new();
+        let mut hash = digest::Context::new(&digest::SHA256);
         parts.iter().for_each(|part| hash.update(part));
-        Key(hash.finalize().into())
+        let mut key = Key([0; 32]);
+        key.0.copy_from_slice(hash.finish().as_ref());
+        key
     }
 }
 
@@ -55,10 +57,11 @@ pub enum Part {
 
 /// Keeps blocks of prompts. An engine calls it between steps: only [`PromptStore::load`] may wait for a disk.
 pub trait PromptStore: Send {
-    /// Whether something is stored, as far as is known without reading it.
+    /// Returns whether something is stored, as far as is known without reading it.
     fn has(&mut self, key: &Key, part: Part) -> bool;
 
-    /// Whether what was computed needs no storing. Computing what the store has is a sign that it could not be loaded.
+    /// Returns whether what was computed needs no storing. Computing what the store has is a sign that it could not be
+    /// loaded.
     fn is_stored(&mut self, key: &Key, part: Part) -> bool {
         self.has(key, part)
     }
@@ -66,7 +69,7 @@ pub trait PromptStore: Send {
     /// Reads what is stored, `n_bytes` long, into `out`, which is empty. False where it is not there, or not whole.
     fn load(&mut self, key: &Key, part: Part, n_bytes: usize, out: &mut Vec<u8>) -> bool;
 
-    /// An empty buffer, where there is room for something more to store now.
+    /// Returns an empty buffer, where there is room for something more to store now.
     fn buffer(&mut self) -> Option<Vec<u8>>;
 
     /// Stores the contents of a buffer, some time later.
@@ -95,12 +98,12 @@ struct Item {
 }
 
 impl Unsaved {
-    /// The key before the first block.
+    /// Returns the key before the first block.
     pub fn root(&self, salt: u64) -> Key {
         Key::root(&self.identity, salt)
     }
 
-    /// The key behind `keys` and another block.
+    /// Returns the key after `keys` and another block.
     pub fn next(&self, salt: u64, keys: &[Key], tokens: &[u32]) -> Key {
         keys.last().copied().unwrap_or_else(|| self.root(salt)).next(tokens)
     }
@@ -135,7 +138,7 @@ impl Engine {
     /// Keeps prompt caches in a store from now on, where the program can save its memory; false where it cannot.
     /// `identity` stands for everything that the bytes depend on: model, numbers, cache type.
     pub fn set_store(&mut self, identity: [u8; 32], store: Box<dyn PromptStore>) -> bool {
-        let Some(sizes) = self.program.piece_bytes() else { return false };
+        let Some(sizes) = self.program.saver().map(|saver| saver.piece_bytes()) else { return false };
         let sizes = [sizes.page, sizes.window_page, sizes.state].map(|n| (n as u64).to_le_bytes());
         let identity = Key::of(&[&identity, sizes.as_flattened()]).0;
         let limits = self.program.limits();
@@ -145,7 +148,7 @@ impl Engine {
         true
     }
 
-    /// Whether something waits to be handed to the store.
+    /// Returns whether something waits to be handed to the store.
     pub fn has_unsaved(&self) -> bool {
         self.memory.unsaved().is_some_and(|unsaved| !unsaved.queue.is_empty() || !unsaved.used.is_empty())
     }
@@ -153,11 +156,12 @@ impl Engine {
     /// Hands to the store what it has room for, for as long as `patience` lasts. Not while a step is under way.
     pub fn save(&mut self, patience: Duration) {
         let Engine { store: Some(store), memory, program, is_busy: false, .. } = self else { return };
+        let Some(saver) = program.saver() else { return };
         let start = Instant::now();
         while let Some((piece, key, part)) = memory.next_unsaved() {
             if !store.is_stored(&key, part) {
                 let Some(mut bytes) = store.buffer() else { break };
-                program.save(piece, &mut bytes);
+                saver.save(piece, &mut bytes);
                 store.store(key, part, bytes);
             }
             memory.saved();
@@ -176,7 +180,8 @@ impl Engine {
     /// Gets blocks of the first waiting prompt back from the store; false while there are more to come.
     pub(super) fn restore_front(&mut self) -> bool {
         let Engine { store: Some(store), memory, program, waiting, buffer, .. } = self else { return true };
-        let (Some(sequence), Some(sizes)) = (waiting.front_mut(), program.piece_bytes()) else { return true };
+        let (Some(sequence), Some(saver)) = (waiting.front_mut(), program.saver()) else { return true };
+        let sizes = saver.piece_bytes();
         let Some((salt, tokens)) = sequence.restorable() else { return true };
         let n_blocks = match sequence.restore {
             Restore::Done => return true,
@@ -186,7 +191,7 @@ impl Engine {
         let start = Instant::now();
         let mut load = |key: &Key, part: Part, piece: Piece| {
             buffer.clear();
-            store.load(key, part, sizes.of(piece), buffer) && program.restore(piece, buffer)
+            store.load(key, part, sizes.of(piece), buffer) && saver.restore(piece, buffer)
         };
         let is_late = || start.elapsed() >= RESTORE_SLICE;
         let is_done = memory.restore_blocks(salt, tokens, n_blocks, &mut load, is_late);
@@ -196,7 +201,7 @@ impl Engine {
 }
 
 impl Memory {
-    /// The next piece to save; what is not what it was is passed over.
+    /// Returns the next piece to save; what is not what it was is passed over.
     fn next_unsaved(&mut self) -> Option<(Piece, Key, Part)> {
         loop {
             let item = *self.unsaved()?.queue.front()?;
@@ -207,7 +212,7 @@ impl Memory {
         }
     }
 
-    /// Where the bytes of an item are, if they still are.
+    /// Returns where the bytes of an item are, if they still are.
     fn piece(&self, item: Item) -> Option<Piece> {
         let attached = self.attached_to(item.page, item.node)?;
         match item.part {
@@ -267,7 +272,7 @@ struct Reach {
 }
 
 impl Reach {
-    /// Whether the position behind `block` can be resumed from, which has a window page and a state or not.
+    /// Returns whether the position after `block` can be resumed from, which has a window page and a state or not.
     fn extends(&mut self, kinds: backend::Kinds, block: usize, [window, state]: [bool; 2]) -> bool {
         self.n_window = if window { self.n_window + 1 } else { 0 };
         let wanted = (block + 1).saturating_sub(kinds.first_window_block((block + 1) * PAGE));

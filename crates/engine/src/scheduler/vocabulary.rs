@@ -9,7 +9,7 @@ pub trait Vocabulary: Send + Sync {
     /// Number of ids that have a text; a padded model's logits are wider.
     fn n_vocab(&self) -> usize;
 
-    /// Whether this token ends a generation.
+    /// Returns whether this token ends a generation.
     fn is_end_of_generation(&self, id: u32) -> bool;
 
     /// Starts the text of an answer. It includes the names of the special tokens `shown`, even where `decode` omits
@@ -22,7 +22,7 @@ pub trait TextStream: Send {
     /// Appends the characters that this token completes; incomplete characters wait for the next tokens.
     fn push(&mut self, id: u32, out: &mut String);
 
-    /// Appends the remaining incomplete bytes as U+FFFD.
+    /// Ends the text. A character that is incomplete is dropped.
     fn finish(&mut self, out: &mut String);
 }
 
@@ -51,7 +51,8 @@ impl TextStream for Stream {
         self.detokenizer.push(&self.tokenizer, id, out);
     }
 
-    fn finish(&mut self, out: &mut String) {
-        self.detokenizer.finish(out);
+    fn finish(&mut self, _: &mut String) {
+        // What is left of a character that a limit cut off is no text.
+        self.detokenizer.finish(&mut String::new());
     }
 }

@@ -29,7 +29,7 @@ pub(super) struct WindowPool {
 }
 
 impl WindowPool {
-    /// A pool of free pages. Allocates all it will ever need.
+    /// Returns a pool of free pages. Allocates all it will ever need.
     pub fn new(n_pages: usize) -> WindowPool {
         WindowPool {
             pages: vec![Page { users: 0, keepers: 0, node: NONE }; n_pages],
@@ -109,7 +109,7 @@ impl WindowPool {
         }
     }
 
-    /// The least recently used cached page, with the registered page that it is attached to.
+    /// Returns the least recently used cached page, with the registered page that it is attached to.
     pub fn oldest_cached(&self) -> Option<(u32, u32)> {
         self.cached.oldest().map(|page| (page, self.pages[page as usize].node))
     }

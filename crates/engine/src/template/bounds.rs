@@ -11,10 +11,10 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use backend::{meter, rank};
 use minijinja::machinery::{Instruction, Instructions};
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
+use sys::{meter, rank};
 
 /// Longest template source accepted, in bytes.
 pub const MAX_SOURCE_BYTES: usize = 1 << 20;
@@ -25,7 +25,7 @@ pub const MAX_BUILT_BYTES: usize = 256 << 20;
 /// Sum of what all operations of one render read, in bytes; an item of a list or mapping counts as [`ITEM_BYTES`].
 pub const MAX_TOUCHED_BYTES: usize = 1 << 30;
 /// What a render may hold at a time, in bytes, as the allocator counts it: a second bound that needs no account of
-/// operations, in programs that install [`backend::meter::Meter`].
+/// operations, in programs that install [`sys::meter::Meter`].
 pub const MAX_HELD_BYTES: usize = 512 << 20;
 /// Instructions one render may execute.
 pub const MAX_FUEL: u64 = 4_000_000;
@@ -114,7 +114,7 @@ pub fn max_string() -> usize {
     BUDGET.with_borrow(|b| b.as_ref().map_or(MAX_OUTPUT_BYTES, |b| b.limits.output_bytes))
 }
 
-/// The fixed clock of this render.
+/// Returns the fixed clock of this render.
 pub fn fixed_now() -> Option<jiff::civil::DateTime> {
     BUDGET.with_borrow(|b| b.as_ref().and_then(|b| b.now))
 }
@@ -129,7 +129,7 @@ pub fn raise(message: &str) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.to_owned())
 }
 
-/// The error of a limit, remembered so that it is reported as one.
+/// Returns the error of a limit, remembered so that it is reported as one.
 pub fn over(limit: String) -> Error {
     BUDGET.with_borrow_mut(|b| {
         if let Some(b) = b {
@@ -223,7 +223,7 @@ pub fn charge_output(bytes: usize) -> Result<(), Error> {
     charge(bytes)
 }
 
-/// What the outermost layer of a value takes, in bytes; 0 for a lazy list, whose length is not known.
+/// Returns what the outermost layer of a value takes, in bytes; 0 for a lazy list, whose length is not known.
 fn layer(value: &Value) -> usize {
     match value.kind() {
         ValueKind::String => value.as_str().map_or(0, str::len),
@@ -333,7 +333,7 @@ pub fn rewrite<'a>(from: &Instructions<'a>) -> Result<Instructions<'a>, Error> {
     Ok(to)
 }
 
-/// The name that an instruction looks up each time it runs.
+/// Returns the name that an instruction looks up each time it runs.
 fn name<'a>(i: &Instruction<'a>) -> Option<&'a str> {
     match i {
         Instruction::Lookup(name)
@@ -351,7 +351,7 @@ fn name<'a>(i: &Instruction<'a>) -> Option<&'a str> {
     }
 }
 
-/// What stands for one instruction after the rewrite. The stack before and after is the same.
+/// Returns what stands for one instruction after the rewrite. The stack before and after is the same.
 fn expand<'a>(i: &Instruction<'a>) -> Vec<Instruction<'a>> {
     use minijinja::machinery::Instruction as I;
     let call = |name: &'static str, args: u16| I::CallFunction(name, Some(args));

@@ -8,13 +8,9 @@
 //! which take what a call touches ([`Touch`]), pay for that before the call and for the result behind it, and turn lazy
 //! lists into lists, so that none can be doubled without being paid for.
 
-use std::sync::Arc;
-
 use minijinja::functions;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{
-    Enumerator, FunctionArgs, FunctionResult, Kwargs, Object, ObjectRepr, Rest, ValueKind, ValueOrKwargs,
-};
+use minijinja::value::{FunctionArgs, FunctionResult, Kwargs, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value, filters, tests};
 
 use super::{bounds, lists, python, text};
@@ -23,7 +19,7 @@ fn bad(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, text.into())
 }
 
-/// The whitespace rules of chat templates.
+/// Returns the whitespace rules of chat templates.
 pub fn syntax() -> Result<SyntaxConfig, Error> {
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).keep_trailing_newline(false).build()
 }
@@ -68,33 +64,10 @@ fn pay(args: &mut [Value], touch: Touch) -> Result<(), Error> {
     }
 }
 
-/// A list that templates see as one that can only be walked, like Python's `dict.items()`, whose items are at hand.
-#[derive(Debug)]
-struct Walkable(Vec<Value>);
-
-impl Object for Walkable {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Iterable
-    }
-
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.0.get(key.as_usize()?).cloned()
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Seq(self.0.len())
-    }
-}
-
-/// A list that can only be walked.
-pub fn walkable(items: Vec<Value>) -> Value {
-    Value::from_object(Walkable(items))
-}
-
 /// Pays for what a call returned; a lazy list is walked and kept.
 fn solid(value: Value) -> Result<Value, Error> {
-    if value.kind() == ValueKind::Iterable && value.downcast_object_ref::<Walkable>().is_none() {
-        return python::items(&value).map(walkable);
+    if value.kind() == ValueKind::Iterable && !lists::is_walkable(&value) {
+        return python::items(&value).map(lists::walkable);
     }
     bounds::charge_value(&value).map(|()| value)
 }
@@ -147,7 +120,7 @@ where
     });
 }
 
-/// The environment; a render executes at most `fuel` instructions.
+/// Returns the environment; a render executes at most `fuel` instructions.
 pub fn environment(fuel: u64) -> Result<Environment<'static>, Error> {
     let mut env = Environment::empty();
     env.set_syntax(syntax()?);
@@ -305,7 +278,7 @@ fn texts(env: &mut Environment<'static>) {
     filter(env, &["lines"], Text, |s: &str| text::splitlines(s, false));
     filter(env, &["split"], Text, |s: &str, sep: Option<&str>, limit: Option<i64>| {
         text::split(s, sep, limit.unwrap_or(-1), false)
-            .map(|parts| walkable(parts.try_iter().into_iter().flatten().collect()))
+            .map(|parts| lists::walkable(parts.try_iter().into_iter().flatten().collect()))
     });
     filter(env, &["tojson"], Little, |value: Value, kw: Kwargs| python::Json::from_kwargs(&kw)?.dumps(&value));
     filter(env, &["string", "pprint"], Little, |value: Value| python::to_str(&value));

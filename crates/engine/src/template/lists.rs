@@ -6,11 +6,38 @@ use std::sync::Arc;
 use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Rest, Tuple, ValueKind, ValueOrKwargs};
 use minijinja::{Error, ErrorKind, State, Value, filters};
 
-use super::env::walkable;
 use super::{bounds, python};
 
 fn bad(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, text.into())
+}
+
+/// A list that templates see as one that can only be walked, like Python's `dict.items()`, whose items are at hand.
+#[derive(Debug)]
+struct Walkable(Vec<Value>);
+
+impl Object for Walkable {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Iterable
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.0.get(key.as_usize()?).cloned()
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Seq(self.0.len())
+    }
+}
+
+/// A list that can only be walked.
+pub fn walkable(items: Vec<Value>) -> Value {
+    Value::from_object(Walkable(items))
+}
+
+/// Whether a value is a list of [`walkable`]'s.
+pub fn is_walkable(value: &Value) -> bool {
+    value.downcast_object_ref::<Walkable>().is_some()
 }
 
 /// `a.b.0` of a value: attributes and places in lists.
@@ -22,7 +49,7 @@ pub fn attribute(value: &Value, path: &str) -> Result<Value, Error> {
     })
 }
 
-/// A name among arguments. What is no string is none: it is not printed for that.
+/// Returns a name among arguments. What is no string is none: it is not printed for that.
 pub fn name(value: Option<&Value>) -> Result<Option<&str>, Error> {
     let value = value.filter(|v| !v.is_none() && !v.is_undefined());
     value.map(|v| v.as_str().ok_or_else(|| bad(format!("a name is a string, not {}", v.kind())))).transpose()

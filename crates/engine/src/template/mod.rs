@@ -17,10 +17,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use backend::{meter, rank};
 use minijinja::machinery::{CodeGenerator, Instructions, eval, make_string_output, parse};
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, ErrorKind, Value};
+use sys::{meter, rank};
 
 pub use bounds::{
     Limits, MAX_BUILT_BYTES, MAX_DEPTH, MAX_FUEL, MAX_HELD_BYTES, MAX_OUTPUT_BYTES, MAX_SOURCE_BYTES, MAX_TIME,
@@ -42,17 +42,17 @@ const MAX_LOST: usize = 2;
 /// Threads that are kept for the next render.
 const MAX_IDLE: usize = 4;
 
-/// Why a template could not be read or rendered. Continues "failed to".
+/// Why a template could not be read or rendered. Each is a whole sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The template is too long to be read.
-    #[error("read the chat template: it has {bytes} bytes, at most {MAX_SOURCE_BYTES} are allowed")]
+    #[error("failed to read the chat template: it has {bytes} bytes, at most {MAX_SOURCE_BYTES} are allowed")]
     TooLong {
         /// Length of the source in bytes.
         bytes: usize,
     },
     /// The template is not valid jinja.
-    #[error("read the chat template: line {line}: {message}")]
+    #[error("failed to read the chat template: line {line}: {message}")]
     Syntax {
         /// Line in the template, from 1; 0 where it is not known.
         line: usize,
@@ -60,7 +60,7 @@ pub enum Error {
         message: String,
     },
     /// The template refused these messages with `raise_exception`.
-    #[error("render the chat template: line {line}: the template says: {message}")]
+    #[error("failed to render the chat template: line {line}: the template says: {message}")]
     Raised {
         /// Line in the template, from 1; 0 where it is not known.
         line: usize,
@@ -68,7 +68,7 @@ pub enum Error {
         message: String,
     },
     /// The template ran into one of its limits.
-    #[error("render the chat template: line {line}: {message}")]
+    #[error("failed to render the chat template: line {line}: {message}")]
     Limit {
         /// Line in the template, from 1; 0 where it is not known.
         line: usize,
@@ -76,7 +76,7 @@ pub enum Error {
         message: String,
     },
     /// The template failed in another way, mostly because the messages do not have the form it expects.
-    #[error("render the chat template: line {line}: {message}")]
+    #[error("failed to render the chat template: line {line}: {message}")]
     Failed {
         /// Line in the template, from 1; 0 where it is not known.
         line: usize,
@@ -84,13 +84,13 @@ pub enum Error {
         message: String,
     },
     /// A name among the extra variables is not an identifier.
-    #[error("render the chat template: extra variable {name:?} is not a name")]
+    #[error("failed to render the chat template: extra variable {name:?} is not a name")]
     Variable {
         /// The name.
         name: String,
     },
     /// The rendering thread could not be started or ended in a panic.
-    #[error("render the chat template: {message}")]
+    #[error("failed to render the chat template: {message}")]
     Thread {
         /// What happened.
         message: String,
@@ -107,7 +107,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// A message from a role and a text.
+    /// Returns a message from a role and a text.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
         Message { role: role.into(), content: content.into() }
     }
@@ -199,7 +199,7 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// The prompt of a chat.
+    /// Returns the prompt of a chat.
     ///
     /// # Errors
     /// [`Error::Raised`] when the template refuses the messages, [`Error::Limit`] when it does not end or builds too
@@ -243,7 +243,7 @@ impl ChatTemplate {
         Value::from_pairs(root)
     }
 
-    /// A new thread that has parsed the template.
+    /// Returns a new thread that has parsed the template.
     fn thread(&self) -> Result<Worker, Error> {
         let (jobs, inbox) = channel();
         let (ready, parsed) = sync_channel(1);
@@ -257,9 +257,9 @@ impl ChatTemplate {
         Ok(worker)
     }
 
-    /// What a thread answers. One that does not, though it had the processor, or that stands still, is left alone and
-    /// counted: it may run for ever, but holds no more than a render may build, or twice what it may hold. One that
-    /// others keep from the processor ends by its own bounds when it gets there; nobody waits for that.
+    /// Returns what a thread answers. One that does not, though it had the processor, or that stands still, is left
+    /// alone and counted: it may run for ever, but holds no more than a render may build, or twice what it may hold.
+    /// One that others keep from the processor ends by its own bounds when it gets there; no request waits for that.
     fn wait<T>(&self, answer: &Receiver<T>, work: &rank::Work) -> Result<T, Error> {
         let begin = Instant::now();
         let (mut last, mut moved) = (None, begin);
@@ -436,7 +436,7 @@ fn plain_generation_tags(source: &str) -> String {
     out
 }
 
-/// Where a tag ends, strings in it skipped.
+/// Returns where a tag ends, strings in it skipped.
 fn end_of_tag(tag: &str, end: &str) -> Option<usize> {
     let mut quote = None;
     let mut escaped = false;

@@ -312,7 +312,7 @@ fn unsupported(op: &str, a: &Value, b: &Value) -> Error {
     bad(format!("{op} does not take {} and {}", a.kind(), b.kind()))
 }
 
-/// The items of a list, the keys of a mapping or the characters of a string, each paid for.
+/// Returns the items of a list, the keys of a mapping or the characters of a string, each paid for.
 pub fn items(value: &Value) -> Result<Vec<Value>, Error> {
     let mut items = Vec::new();
     bounds::touch_value(value)?;

@@ -145,7 +145,10 @@ fn hostile_templates_end_in_an_error_soon() {
 fn errors_carry_the_line_and_the_templates_own_words() {
     let error = render("line one\n\n{{ raise_exception('roles must alternate') }}").unwrap_err();
     assert_eq!(error, Error::Raised { line: 3, message: "roles must alternate".into() });
-    assert_eq!(error.to_string(), "render the chat template: line 3: the template says: roles must alternate");
+    assert_eq!(
+        error.to_string(),
+        "failed to render the chat template: line 3: the template says: roles must alternate"
+    );
     let error = render("{% macro f(x) %}\n{{ raise_exception('no ' ~ x) }}{% endmacro %}\n\n{{ f(1) }}").unwrap_err();
     assert_eq!(error, Error::Raised { line: 2, message: "no 1".into() });
     assert!(matches!(render("a\n{% if %}").unwrap_err(), Error::Syntax { line: 2, .. }));

@@ -12,7 +12,7 @@ fn bad(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, text.into())
 }
 
-/// A method of `str`; `None` where Python has none of that name, or it is not one of ours.
+/// Returns a method of `str`; `None` where Python has none of that name, or it is not one of ours.
 pub fn string_method(s: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
     let text = |i: usize| -> Result<Option<&str>, Error> {
         match args.get(i).filter(|v| !v.is_none() && v.kind() != ValueKind::Map) {
@@ -105,7 +105,7 @@ pub fn string_method(s: &str, name: &str, args: &[Value]) -> Result<Option<Value
     }))
 }
 
-/// What `str.strip` removes by itself.
+/// Returns what `str.strip` removes by itself.
 fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
@@ -182,7 +182,7 @@ pub fn replace(s: &str, old: &str, new: &str, count: i64) -> Result<String, Erro
     Ok(s.replacen(old, new, limit))
 }
 
-/// The texts of a list, or of an attribute of its items, with a text between them.
+/// Returns the texts of a list, or of an attribute of its items, with a text between them.
 pub fn join(sep: &str, list: &Value, attribute: Option<&str>) -> Result<String, Error> {
     let mut out = String::new();
     if list.is_undefined() {
@@ -210,7 +210,7 @@ pub fn join(sep: &str, list: &Value, attribute: Option<&str>) -> Result<String, 
     Ok(out)
 }
 
-/// The lines of a text, each behind spaces or a text.
+/// Returns the lines of a text, each after spaces or a text.
 pub fn indent(s: &str, width: Option<Value>, first: bool, blank: bool) -> Result<String, Error> {
     let by = match width {
         None => "    ".to_owned(),

@@ -41,7 +41,7 @@ pub struct Bpe {
     uncovered: Uncovered,
 }
 
-/// The two sides of a merge written "left right", where the left side may itself start with a space.
+/// Returns the two sides of a merge written "left right", where the left side may itself start with a space.
 pub fn two_sides(merge: &[u8]) -> Option<(&[u8], &[u8])> {
     let space = merge.iter().skip(1).position(|&b| b == b' ')? + 1;
     Some((&merge[..space], &merge[space + 1..]))
@@ -68,12 +68,12 @@ impl Bpe {
         Ok(Self { units, pre, merges: Merges::new(vocab, merges)?, byte_tokens, uncovered })
     }
 
-    /// What the smallest units of a word are.
+    /// Returns what the smallest units of a word are.
     pub fn units(&self) -> Units {
         self.units
     }
 
-    /// How texts are cut into words.
+    /// Returns how texts are cut into words.
     pub fn pre(&self) -> &PreTokenizer {
         &self.pre
     }
@@ -85,7 +85,7 @@ impl Bpe {
         merges.into_iter().map(|merge| (merge.left, merge.right, merge.id))
     }
 
-    /// Whether a part of a text may become no token, or any length of it one.
+    /// Returns whether a part of a text may become no token, or any length of it one.
     pub fn drops(&self) -> bool {
         let uncovered = self.byte_tokens.contains(&NONE) && (self.uncovered.unknown.is_none() || self.uncovered.fused);
         uncovered || self.pre.removes()
@@ -205,7 +205,7 @@ impl Merges {
         (merge.left != NONE).then_some(Join { order: merge.rank, id: merge.id })
     }
 
-    /// Where the pair stands or would stand.
+    /// Returns where the pair stands or would stand.
     fn place(&self, left: u32, right: u32) -> usize {
         let mask = self.slots.len() - 1;
         let mut place = fold(self.seed ^ (u64::from(left) << 32 | u64::from(right)), SPREAD) as usize & mask;
@@ -219,7 +219,7 @@ impl Merges {
     }
 }
 
-/// The printable character that GPT-2's vocabulary writes for a byte.
+/// Returns the printable character that GPT-2's vocabulary writes for a byte.
 pub fn byte_char(byte: u8) -> char {
     let code = u32::from(byte);
     let code = match byte {
@@ -232,7 +232,7 @@ pub fn byte_char(byte: u8) -> char {
     char::from_u32(code).unwrap_or_default()
 }
 
-/// The byte that a character of such a vocabulary stands for.
+/// Returns the byte that a character of such a vocabulary stands for.
 pub fn char_byte(c: char) -> Option<u8> {
     Some(match u32::from(c) {
         code @ (0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF) => code as u8,

@@ -25,12 +25,12 @@ pub struct Detokenizer {
 }
 
 impl Detokenizer {
-    /// A stream at its start.
+    /// Returns a stream at its start.
     pub fn new(how: Decode) -> Self {
         Self::showing(how, &[])
     }
 
-    /// A stream at its start, with the names of these special tokens in its text whatever `how` says.
+    /// Returns a stream at its start, with the names of these special tokens in its text whatever `how` says.
     pub fn showing(how: Decode, shown: &[u32]) -> Self {
         // Room for the longest tokens of today's vocabularies, so that a stream allocates once.
         Self { how, shown: shown.into(), at_start: !how.continues, pending: Vec::with_capacity(256) }
@@ -68,12 +68,13 @@ impl Detokenizer {
 }
 
 impl Tokenizer {
-    /// The text of a whole sequence of tokens, names of control tokens included; what is no UTF-8 becomes U+FFFD.
+    /// Returns the text of a whole sequence of tokens, names of control tokens included; what is no UTF-8 becomes
+    /// U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> String {
         self.decode_as(ids, Decode::default())
     }
 
-    /// The text of a whole sequence of tokens; what is no UTF-8 becomes U+FFFD.
+    /// Returns the text of a whole sequence of tokens; what is no UTF-8 becomes U+FFFD.
     pub fn decode_as(&self, ids: &[u32], how: Decode) -> String {
         let mut bytes = Vec::new();
         let mut at_start = !how.continues;
@@ -83,7 +84,7 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The bytes that a token shows at this place of a text; `at_start` until one has shown some.
+    /// Returns the bytes that a token shows at this place of a text; `at_start` until one has shown some.
     fn shown(&self, id: u32, skip_special: bool, at_start: &mut bool) -> &[u8] {
         use TokenKind::*;
         let bytes = match self.kind(id) {

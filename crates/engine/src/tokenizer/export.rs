@@ -34,9 +34,9 @@ pub(super) const PROBES: &[&str] = &[
 ];
 
 impl Tokenizer {
-    /// The `tokenizer.ggml` keys of this tokenizer with `n_vocab` tokens: those that the model has and the vocabulary
-    /// has not are padding. `gemma4` says that a vocabulary of characters is Gemma 4's kind, which keeps its merges.
-    /// `pre` names the way words are cut where it cannot be found.
+    /// Returns the `tokenizer.ggml` keys of this tokenizer with `n_vocab` tokens: those that the model has and the
+    /// vocabulary has not are padding. `gemma4` says that a vocabulary of characters is Gemma 4's kind, which keeps its
+    /// merges. `pre` names the way words are cut where it cannot be found.
     ///
     /// # Errors
     /// There are more than `n_vocab` tokens, or GGUF has no name for the way in which words are cut.
@@ -102,7 +102,7 @@ impl Tokenizer {
         Ok(keys)
     }
 
-    /// A token's text as GGUF files have it.
+    /// Returns a token's text as GGUF files have it.
     fn written(&self, id: u32, is_bytes: bool) -> Vec<u8> {
         let text = self.vocab.text(id).unwrap_or_default();
         match self.kind(id) {
@@ -156,7 +156,7 @@ pub struct FolderTexts {
     pub ends: Vec<u32>,
 }
 
-/// The texts of a GGUF file's tokenizer.
+/// Returns the texts of a GGUF file's tokenizer.
 ///
 /// # Errors
 /// The file has no tokenizer, or one that cannot be used; or one whose tokens do not cover all bytes.
@@ -279,7 +279,7 @@ impl Steps {
     }
 }
 
-/// What is put around texts, where something is.
+/// Returns what is put around texts, where something is.
 fn template(tokenizer: &Tokenizer, text: &dyn Fn(u32) -> String) -> Option<serde_json::Value> {
     let special = |id: u32| json!({"SpecialToken": {"id": text(id), "type_id": 0}});
     let around: Vec<u32> = tokenizer.before.iter().chain(&tokenizer.after).copied().collect();
@@ -297,7 +297,8 @@ fn template(tokenizer: &Tokenizer, text: &dyn Fn(u32) -> String) -> Option<serde
     })
 }
 
-/// The merges that SentencePiece's rule comes to: every way in which two tokens are a third, the best third first.
+/// Returns the merges that SentencePiece's rule comes to: every way in which two tokens are a third, the best third
+/// first.
 fn joins(vocab: &Vocab, spm: &Spm, is_model: &dyn Fn(&u32) -> bool) -> Vec<(u32, u32)> {
     let mut found = Vec::new();
     for whole in (0..vocab.len() as u32).filter(is_model) {
@@ -315,7 +316,7 @@ fn joins(vocab: &Vocab, spm: &Spm, is_model: &dyn Fn(&u32) -> bool) -> Vec<(u32,
     found.into_iter().map(|(.., left, right)| (left, right)).collect()
 }
 
-/// Whether a token's name is that of a control token, by the rule of llama.cpp's converter.
+/// Returns whether a token's name is that of a control token, by the rule of llama.cpp's converter.
 fn looks_special(text: &[u8]) -> bool {
     let around = |before: &str, after: &str| text.starts_with(before.as_bytes()) && text.ends_with(after.as_bytes());
     matches!(text, b"<pad>" | b"<mask>" | b"<2mass>" | b"[@BOS@]")

@@ -174,7 +174,7 @@ pub fn piece(writing: Writing, id: u32, text: &[u8], kind: TokenKind, out: &mut 
     Ok(())
 }
 
-/// The roles the file gives, then those that well-known names give.
+/// Returns the roles the file gives, then those that well-known names give.
 fn roles(meta: &Metadata, model: Model, vocab: &mut Vocab) -> Result<Roles, Error> {
     let n_vocab = vocab.len();
     let role = |key: &'static str| match meta.opt_u32(key)? {
@@ -205,7 +205,7 @@ fn also_special(vocab: &Vocab) -> Option<u32> {
     vocab.id(b"</s>").filter(|_| !otherwise)
 }
 
-/// Which special tokens swallow the blanks after them. Files do not say; Phi-3's do.
+/// Returns which special tokens swallow the blanks after them. Files do not say; Phi-3's do.
 fn strips_right(meta: &Metadata) -> Result<impl Fn(&[u8]) -> bool + use<>, Error> {
     let name = meta.opt_str("general.name")?.unwrap_or_default().to_lowercase();
     let phi3 = name.contains("phi-3") || name.contains("phi3");

@@ -1,4 +1,4 @@
-//! The merge loop that both kinds of vocabulary share: neighbours join, best pair first, until no pair is left.
+//! The merge loop that both kinds of vocabulary share: neighbors join, best pair first, until no pair is left.
 //!
 //! A linked list of symbols and a heap of candidate pairs, so n symbols cost O(n log n) whatever the text. Knows
 //! nothing of tokens: what may join, and how good that is, the caller's `join` says.
@@ -25,7 +25,7 @@ pub struct Symbol {
     next: u32,
 }
 
-/// What two neighbours become.
+/// What two neighbors become.
 #[derive(Clone, Copy, Debug)]
 pub struct Join {
     /// The lowest order joins first; the leftmost of equals.
@@ -100,7 +100,7 @@ impl Merger {
         }
     }
 
-    /// Queues the pair that starts at `left`, which has a neighbour, if it may join.
+    /// Queues the pair that starts at `left`, which has a neighbor, if it may join.
     fn consider(&mut self, left: u32, join: &impl Fn(&Symbol, &Symbol) -> Option<Join>) {
         let a = &self.symbols[left as usize];
         let b = &self.symbols[a.next as usize];

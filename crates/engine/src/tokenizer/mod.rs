@@ -26,7 +26,7 @@ pub use export::{FolderTexts, folder_texts};
 pub use sentencepiece::sentencepiece_keys;
 pub use vocab::TokenKind;
 
-use checkpoint::{Checkpoint, Kind};
+use checkpoint::{Checkpoint, Kind, SideFile};
 
 use bpe::Bpe;
 use normalize::Normalizer;
@@ -37,7 +37,7 @@ use vocab::Vocab;
 /// How SentencePiece vocabularies write a space.
 const SPACE: &str = "▁";
 
-/// Why a vocabulary cannot be used. Messages continue "failed to".
+/// Why a vocabulary cannot be used. Each is a whole sentence.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // The messages say what each is.
 pub enum Error {
@@ -45,46 +45,53 @@ pub enum Error {
     Metadata(#[from] checkpoint::Error),
     #[error(transparent)]
     Folder(#[from] crate::folder::Error),
-    #[error("use tokenizer.ggml.model {found:?}: known are gpt2, gemma4, llama")]
+    #[error("failed to use tokenizer.ggml.model {found:?}: supported are gpt2, gemma4, llama")]
     Model { found: String },
-    #[error("use tokenizer.ggml.pre {found:?}: known are {known}")]
+    #[error("failed to use tokenizer.ggml.pre {found:?}: supported are {known}")]
     Pre { found: String, known: String },
-    #[error("write the tokenizer: it has {found} tokens, the model {n_vocab}")]
+    #[error("failed to write the tokenizer: it has {found} tokens, the model {n_vocab}")]
     Fewer { found: usize, n_vocab: usize },
-    #[error("write the tokenizer: {why}")]
+    #[error("failed to write the tokenizer: {why}")]
     NoName { why: String },
-    #[error("compile the pre-tokenizer {name}")]
+    #[error("failed to compile the pre-tokenizer {name}")]
     Pattern { name: String, source: Box<regex::Error> },
-    #[error("use {key}: it has {found} values for {n_vocab} tokens")]
+    #[error("failed to use {key}: it has {found} values for {n_vocab} tokens")]
     Count { key: &'static str, found: usize, n_vocab: usize },
-    #[error("use tokenizer.ggml.tokens: it holds {n_vocab} tokens, from 1 to {most} can be used")]
+    #[error("failed to use tokenizer.ggml.tokens: it holds {n_vocab} tokens, expected 1 to {most}")]
     NoTokens { n_vocab: usize, most: usize },
-    #[error("use tokenizer.ggml.tokens: the tokens are longer than 4 GiB together")]
+    #[error("failed to use tokenizer.ggml.tokens: the tokens are longer than 4 GiB together")]
     TooLong,
-    #[error("use tokenizer.ggml.tokens: {token} is both token {first} and token {second}")]
+    #[error("failed to use tokenizer.ggml.tokens: {token} is both token {first} and token {second}")]
     Duplicate { token: String, first: u32, second: u32 },
-    #[error("use tokenizer.ggml.token_type: token {id} is of type {found}, known are 0 to 6")]
+    #[error("failed to use tokenizer.ggml.token_type: token {id} is of type {found}, expected 0 to 6")]
     Kind { id: u32, found: i32 },
-    #[error("use token {id}, {token}: a byte token is written <0x00> to <0xFF>")]
+    #[error("failed to use token {id}, {token}: a byte token is written <0x00> to <0xFF>")]
     ByteToken { id: u32, token: String },
-    #[error("use tokenizer.ggml.scores: the score of token {id} is not a number")]
+    #[error("failed to use tokenizer.ggml.scores: the score of token {id} is not a number")]
     Score { id: u32 },
-    #[error("use tokenizer.ggml.merges: merge {rank}, {merge}, {why}")]
+    #[error("failed to use tokenizer.ggml.merges: merge {rank}, {merge}, {why}")]
     Merge { rank: usize, merge: String, why: String },
-    #[error("use {key}: it is {id}, the vocabulary has {n_vocab} tokens")]
+    #[error("failed to use {key}: it is {id}, the vocabulary has {n_vocab} tokens")]
     Id { key: &'static str, id: u32, n_vocab: usize },
-    #[error("use {file}: {what}")]
+    #[error("failed to use {file}: {what}")]
     Json { file: String, what: String },
-    #[error("find the tokenizer of {folder}: it has neither tokenizer.json nor tiktoken.model nor tokenizer.model")]
+    #[error(
+        "failed to find the tokenizer of {folder}: it has neither tokenizer.json nor tiktoken.model nor tokenizer.model"
+    )]
     NoFile { folder: String },
-    #[error("use token {id}, {token}: it is looked for in texts and has {bytes} bytes, at most 256 are allowed")]
+    #[error("failed to use token {id}, {token}: it is special and has {bytes} bytes, at most 256 are allowed")]
     Special { id: u32, token: String, bytes: usize },
-    #[error("look for special tokens")]
+    #[error("failed to index the special tokens")]
     Specials(#[source] aho_corasick::BuildError),
-    #[error("use token {id}, {token}: it has {bytes} bytes, at most {most} are allowed")]
+    #[error("failed to use token {id}, {token}: it has {bytes} bytes, at most {most} are allowed")]
     LongToken { id: u32, token: String, bytes: usize, most: usize },
-    #[error("use {flag}: it is true, but {key} is missing")]
+    #[error("failed to use {flag}: it is true, but {key} is missing")]
     MissingId { flag: &'static str, key: &'static str },
+}
+
+/// What is wrong with the file.
+fn bad(file: &SideFile, what: impl Into<String>) -> Error {
+    Error::Json { file: file.name().into(), what: what.into() }
 }
 
 /// How a text becomes tokens.
@@ -150,8 +157,9 @@ impl Tokenizer {
         }
     }
 
-    /// The longest text that may become `n_tokens` tokens, in bytes: a longer one becomes more, whatever it says, so
-    /// that it can be refused unread. `None` where a part of a text may become no token, and there is no such bound.
+    /// Returns the longest text that may become `n_tokens` tokens, in bytes: a longer one becomes more, whatever it
+    /// says, so that it can be refused unread. `None` where a part of a text may become no token, and there is no such
+    /// bound.
     pub fn max_text_bytes(&self, n_tokens: usize) -> Option<usize> {
         let drops = match &self.algorithm {
             Algorithm::Bpe(bpe) => bpe.drops(),
@@ -165,7 +173,7 @@ impl Tokenizer {
         n_tokens.checked_mul(longest)
     }
 
-    /// The tokens of a text.
+    /// Returns the tokens of a text.
     pub fn encode(&self, text: &str, how: Encode) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() / 3 + 2);
         self.encode_into(text, how, &mut ids);
@@ -213,32 +221,33 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes a token stands for, its name for a control token; `None` past the vocabulary.
+    /// Returns the bytes a token stands for, its name for a control token; `None` past the vocabulary.
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         self.vocab.piece(id)
     }
 
-    /// The token whose text in the file is this one: `<|im_end|>`, or `Ġthe` in a byte-level vocabulary.
+    /// Returns the token whose text in the file is this one: `<|im_end|>`, or `Ġthe` in a byte-level vocabulary.
     pub fn token_to_id(&self, text: &str) -> Option<u32> {
         self.vocab.id(text.as_bytes())
     }
 
-    /// What a token is; `None` past the vocabulary.
+    /// Returns what a token is; `None` past the vocabulary.
     pub fn kind(&self, id: u32) -> Option<TokenKind> {
         self.vocab.kind(id)
     }
 
-    /// Whether a token carries no text of its own: control and unknown tokens.
+    /// Returns whether a token carries no text: control and unknown tokens.
     pub fn is_special(&self, id: u32) -> bool {
         self.kind(id).is_some_and(TokenKind::is_special)
     }
 
-    /// Whether an answer ends with this token: end of text, of turn, of message, or a token of a well-known such name.
+    /// Returns whether an answer ends with this token: end of text, of turn, of message, or a token of a well-known
+    /// such name.
     pub fn is_end_of_generation(&self, id: u32) -> bool {
         self.roles.ends.binary_search(&id).is_ok()
     }
 
-    /// All tokens that end an answer, in rising order.
+    /// Returns all tokens that end an answer, in rising order.
     pub fn ends_of_generation(&self) -> &[u32] {
         &self.roles.ends
     }
@@ -278,17 +287,17 @@ impl Tokenizer {
         self.roles.unknown
     }
 
-    /// Whether [`Encode::add_special`] puts BOS before a text.
+    /// Returns whether [`Encode::add_special`] puts BOS before a text.
     pub fn add_bos(&self) -> bool {
         self.bos().is_some_and(|bos| self.before.contains(&bos))
     }
 
-    /// Whether a text gets a space before its first word.
+    /// Returns whether a text gets a space before its first word.
     pub fn add_space_prefix(&self) -> bool {
         self.add_space_prefix
     }
 
-    /// Whether [`Encode::add_special`] puts EOS after a text.
+    /// Returns whether [`Encode::add_special`] puts EOS after a text.
     pub fn add_eos(&self) -> bool {
         self.eos().is_some_and(|eos| self.after.contains(&eos))
     }

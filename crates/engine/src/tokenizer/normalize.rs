@@ -66,7 +66,7 @@ pub fn check<'s>(steps: impl Iterator<Item = &'s Step>) -> Result<(), String> {
 }
 
 impl Normalizer {
-    /// How many times shorter a text may become; `None` where there is no bound.
+    /// Returns how many times shorter a text may become; `None` where there is no bound.
     pub fn shrink(&self) -> Option<usize> {
         let step = |step: &Step| match step {
             Step::Prepend(_) | Step::PrependFirst(_) | Step::PrependMissing(_) => Some(1),
@@ -80,7 +80,7 @@ impl Normalizer {
         self.0.iter().try_fold(1usize, |times, one| step(one)?.checked_mul(times))
     }
 
-    /// The changed text; `first` says that it stands at the beginning of a prompt.
+    /// Returns the changed text; `first` says that it is at the beginning of a prompt.
     pub fn apply<'t>(&self, text: &'t str, first: bool) -> Cow<'t, str> {
         let mut text = Cow::Borrowed(text);
         for step in &self.0 {
@@ -93,7 +93,7 @@ impl Normalizer {
 }
 
 impl Step {
-    /// How many times longer a text may become, and by how many bytes beyond that.
+    /// Returns how many times longer a text may become, and by how many bytes beyond that.
     fn growth(&self) -> (f64, f64) {
         let len = |text: &str| text.len() as f64;
         match self {

@@ -69,6 +69,10 @@ const QWEN2: Pass = (
     r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+",
     Blanks::GiveBackInLine,
 );
+const SEED: Pass = (
+    r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+",
+    Blanks::GiveBackInLine,
+);
 const QWEN35: Pass = (
     r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+",
     Blanks::GiveBackInLine,
@@ -106,8 +110,11 @@ const fn row(names: &'static [&'static str], passes: &'static [Pass]) -> Row {
 /// What each `tokenizer.ggml.pre` means. `ignore_merges`: a word that is a token is taken whole.
 const TABLE: &[Row] = &[
     row(&["default"], &[(r"[\p{P}$+<=>^~|]+", Blanks::Keep), GPT2, DIGITS, (r"[0-9][0-9][0-9]", Blanks::Keep)]),
-    row(&["gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "exaone4", "gigachat", "a.x-4.0"], &[GPT2]),
-    row(&["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"], &[DIGIT, GPT2]),
+    row(&["gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "exaone4", "gigachat", "a.x-4.0", "mellum"], &[GPT2]),
+    row(
+        &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"],
+        &[DIGIT, GPT2],
+    ),
     Row {
         names: &["llama3", "llama-bpe", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"],
         passes: &[LLAMA3],
@@ -117,7 +124,9 @@ const TABLE: &[Row] = &[
     row(&["dbrx", "smaug-bpe", "chatglm-bpe"], &[LLAMA3]),
     Row { names: &["glm4", "glm5"], passes: &[LLAMA3], ignore_merges: true, add_bos: false },
     row(&["qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "grok-2", "solar-open"], &[QWEN2]),
+    row(&["seed-coder"], &[SEED]),
     row(&["qwen35"], &[QWEN35]),
+    row(&["laguna"], &[(r"[^\n]+|\n+", Blanks::Keep), QWEN2]),
     row(&["gpt-4o", "llama4", "minimax-m2"], &[GPT4O]),
     Row { names: &["tekken"], passes: &[TEKKEN], ignore_merges: true, add_bos: true },
     row(&["kimi-k2"], &[KIMI_K2]),
@@ -156,7 +165,7 @@ enum Search<'s> {
 }
 
 impl Search<'_> {
-    /// The next place that the pattern finds from `from` on.
+    /// Returns the next place that the pattern finds from `from` on.
     fn find(&mut self, text: &str, from: usize) -> Option<(usize, usize)> {
         match self {
             Self::Known(regex, blanks) => {
@@ -188,7 +197,7 @@ pub struct PreTokenizer {
 }
 
 impl PreTokenizer {
-    /// The one of that name; an unknown name is an error that lists the known ones.
+    /// Returns the one of that name; an unknown name is an error that lists the known ones.
     pub fn new(name: &str) -> Result<Self, Error> {
         let row = Self::row(name)?;
         let compile = |&(pattern, blanks): &Pass| {
@@ -211,8 +220,8 @@ impl PreTokenizer {
         names.filter(|name| !["default", "gemma4"].contains(name))
     }
 
-    /// The patterns behind a name as `tokenizer.json` files have them, each cutting the words of the one before it:
-    /// blanks look ahead there.
+    /// Returns the patterns after a name as `tokenizer.json` files have them, each cutting the words of the one before
+    /// it: blanks look ahead there.
     pub fn patterns(name: &str) -> Result<Vec<String>, Error> {
         let pattern = |&(pattern, blanks): &Pass| match (blanks, pattern.strip_suffix(r"|\s+")) {
             (Blanks::GiveBack | Blanks::GiveBackInLine, Some(head)) => format!("{head}{LOOKAHEAD}"),
@@ -221,7 +230,7 @@ impl PreTokenizer {
         Ok(Self::row(name)?.passes.iter().map(pattern).collect())
     }
 
-    /// The row of a name; an unknown name is an error that lists the known ones.
+    /// Returns the row of a name; an unknown name is an error that lists the known ones.
     fn row(name: &str) -> Result<&'static Row, Error> {
         TABLE.iter().find(|row| row.names.contains(&name)).ok_or_else(|| Error::Pre {
             found: name.into(),
@@ -234,7 +243,7 @@ impl PreTokenizer {
         Self { passes, whole, add_bos: false }
     }
 
-    /// Whether a part of a text may be in none of its words.
+    /// Returns whether a part of a text may be in none of its words.
     pub fn removes(&self) -> bool {
         self.passes.iter().any(|pass| pass.behavior == Behavior::Removed)
     }
@@ -251,8 +260,8 @@ const LOOKAHEAD: &str = r"|\s+(?!\S)|\s+";
 const MAX_PATTERN: usize = 16 << 10;
 
 impl Split {
-    /// The split of a pattern in the words of Oniguruma, which is what `tokenizer.json` files are written for; `Err`
-    /// says what of it is not supported.
+    /// Returns the split of a pattern in the words of Oniguruma, which is what `tokenizer.json` files are written for;
+    /// `Err` says what of it is not supported.
     pub fn of(pattern: &str, behavior: Behavior, invert: bool) -> Result<Self, String> {
         if pattern.len() > MAX_PATTERN {
             return Err(format!("is {} bytes long, at most {MAX_PATTERN} are allowed", pattern.len()));
@@ -268,12 +277,12 @@ impl Split {
         Ok(Self { finder: Finder::File(stepper?), behavior, invert })
     }
 
-    /// The split at a text.
+    /// Returns the split at a text.
     pub fn of_text(text: &str, behavior: Behavior, invert: bool) -> Result<Self, String> {
         Self::of(&regex::escape(text), behavior, invert)
     }
 
-    /// The pattern alone; `Err` where it needs the rule of blanks.
+    /// Returns the pattern alone; `Err` where it needs the rule of blanks.
     pub fn into_stepper(self) -> Result<Stepper, String> {
         match self.finder {
             Finder::File(stepper) if stepper.n_patterns() == 1 => Ok(stepper),
@@ -340,7 +349,7 @@ impl Split {
     }
 }
 
-/// What of a pattern means something else, or nothing, to the `regex` crate, which would not say so.
+/// Returns what of a pattern means something else, or nothing, to the `regex` crate, which would not say so.
 fn other_meaning(pattern: &str) -> Option<&'static str> {
     let (mut in_class, mut escaped, mut repeats) = (0, false, false);
     let bytes = pattern.as_bytes();
@@ -390,7 +399,7 @@ fn split(passes: &[Split], text: &str, each: &mut dyn FnMut(&str)) {
 }
 
 impl Blanks {
-    /// Where a match that stands from `start` to `end` ends after the rule.
+    /// Returns where a match that stands from `start` to `end` ends after the rule.
     fn end(self, text: &str, start: usize, end: usize) -> usize {
         let Some(last) = text[start..end].chars().next_back() else { return end };
         let gives_back = match self {

@@ -46,8 +46,8 @@ struct Piece<'a> {
     kind: TokenKind,
 }
 
-/// The `tokenizer.ggml` keys of a folder's `tokenizer.model`, with the `n_vocab` tokens of the model where that says:
-/// those that the vocabulary has not are padding. `None` where there is no such file.
+/// Returns the `tokenizer.ggml` keys of a folder's `tokenizer.model`, with the `n_vocab` tokens of the model where that
+/// says: those that the vocabulary has not are padding. `None` where there is no such file.
 ///
 /// # Errors
 /// The file is damaged, or has what is not known here.
@@ -68,7 +68,7 @@ fn keys(bytes: &[u8], tokens: &folder::Tokens, n_vocab: Option<usize>) -> Result
     for (is_other, what) in [
         (model.has_charsmap, "rewrites texts by a table (precompiled_charsmap)"),
         (model.joins_blanks, "drops blanks (remove_extra_whitespaces)"),
-        (!model.writes_blanks, "keeps blanks as they are or puts them behind words"),
+        (!model.writes_blanks, "keeps spaces as they are or puts them after words"),
     ] {
         if is_other {
             return Err(format!("it {what}, which is not known"));

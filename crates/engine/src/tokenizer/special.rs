@@ -112,7 +112,7 @@ impl Specials {
         Ok(Self { list, order, all, user_defined })
     }
 
-    /// Whether a string may swallow what stands beside it.
+    /// Returns whether a string may swallow what follows or precedes it.
     pub fn strips(&self) -> bool {
         self.list.iter().any(|special| special.strips_left || special.strips_right)
     }
@@ -128,7 +128,8 @@ impl Specials {
         }
     }
 
-    /// The parts where longer strings are cut out before shorter ones, and of equally long ones those of lower ids.
+    /// Returns the parts where longer strings are cut out before shorter ones, and of equally long ones those of lower
+    /// ids.
     fn longest_parts(&self, text: &str, search: &Search, any: &AhoCorasick) -> Vec<Part> {
         let mut lengths = [false; MAX_BYTES + 1];
         any.find_overlapping_iter(text).for_each(|found| lengths[found.len()] = true);
@@ -195,7 +196,7 @@ impl Specials {
         found.retain(|_| kept.next().flatten() == Some(true));
     }
 
-    /// The parts where the leftmost string wins, and of those that start there the longest.
+    /// Returns the parts where the leftmost string wins, and of those that start there the longest.
     fn leftmost_parts(&self, text: &str, which: &[usize], any: &AhoCorasick) -> Vec<Part> {
         let (mut parts, mut done, mut at) = (Vec::new(), 0, 0);
         while let Some(found) = any.find(Input::new(text).span(at..text.len())) {

@@ -42,12 +42,12 @@ impl Spm {
         Ok(Self { orders, byte_tokens })
     }
 
-    /// Whether a part of a text may become no token.
+    /// Returns whether a part of a text may become no token.
     pub fn drops(&self) -> bool {
         self.byte_tokens.contains(&NONE)
     }
 
-    /// The place of a token among those that text joins into, the best first; `None` for a control token.
+    /// Returns the place of a token among those that text joins into, the best first; `None` for a control token.
     pub fn order(&self, id: u32) -> Option<u32> {
         self.orders.get(id as usize).copied().filter(|&order| order != NONE)
     }
@@ -91,7 +91,7 @@ impl Spm {
         );
     }
 
-    /// The token of a text, if text may become it.
+    /// Returns the token of a text, if text may become it.
     fn token(&self, vocab: &Vocab, text: &[u8]) -> Option<Join> {
         let id = if text.len() <= vocab.max_len().min(MAX_TOKEN) { vocab.id(text)? } else { return None };
         Some(self.orders[id as usize]).filter(|&order| order != NONE).map(|order| Join { order, id })

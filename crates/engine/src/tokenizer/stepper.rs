@@ -69,19 +69,19 @@ impl Stepper {
         Ok(Self { dfa: Box::new(dfa), caches: Mutex::default() })
     }
 
-    /// A search through a text of this length.
+    /// Returns a search through a text of this length.
     pub fn scan(&self, bytes: usize) -> Scan<'_> {
         let kept = self.caches.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let cache = Some(Box::new(kept.unwrap_or_else(|| self.dfa.create_cache())));
         Scan { stepper: self, cache, allowance: ALLOWANCE.saturating_mul(bytes).saturating_add(SPARE), steps: 0 }
     }
 
-    /// How many patterns there are.
+    /// Returns how many patterns there are.
     pub fn n_patterns(&self) -> usize {
         self.dfa.pattern_len()
     }
 
-    /// The text with every match as `to`.
+    /// Returns the text with every match as `to`.
     pub fn replace(&self, text: &str, to: &str) -> Option<String> {
         let mut scan = self.scan(text.len());
         let (mut out, mut done, mut from, mut last) = (String::new(), 0, 0, None);
@@ -106,14 +106,14 @@ impl Stepper {
         any.then_some(out)
     }
 
-    /// Whether an empty text matches; a pattern that may match nothing elsewhere does so here.
+    /// Returns whether an empty text matches; a pattern that may match nothing elsewhere does so here.
     pub fn matches_nothing(&self) -> bool {
         self.scan(0).find("", 0).is_some()
     }
 }
 
 impl Scan<'_> {
-    /// The leftmost match that starts at `from` or behind it; `from` is a character's boundary.
+    /// Returns the leftmost match that starts at `from` or after it; `from` is a character's boundary.
     pub fn find(&mut self, text: &str, from: usize) -> Option<Found> {
         let mut at = from;
         loop {
@@ -124,7 +124,7 @@ impl Scan<'_> {
         }
     }
 
-    /// The match that starts at `at`.
+    /// Returns the match that starts at `at`.
     fn at(&mut self, text: &str, at: usize) -> Option<Found> {
         let (dfa, cache) = (&self.stepper.dfa, self.cache.as_deref_mut()?);
         let bytes = text.as_bytes();

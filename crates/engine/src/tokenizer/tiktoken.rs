@@ -9,13 +9,12 @@ use std::collections::HashMap;
 use checkpoint::SideFile;
 
 use super::bpe::{Bpe, Uncovered, Units, byte_char};
-use super::json::{bad, roles_of};
 use super::load::{Writing, piece};
 use super::normalize::Normalizer;
 use super::pretokenize::PreTokenizer;
 use super::special::{Special, Specials};
 use super::vocab::{TokenKind, Vocab, show};
-use super::{Algorithm, Error, Tokenizer};
+use super::{Algorithm, Error, Tokenizer, bad, roles};
 use crate::folder;
 
 /// Whose words the tokens are made of.
@@ -45,7 +44,7 @@ pub fn read(file: &SideFile, tokens: &folder::Tokens) -> Result<Tokenizer, Error
     let texts: Vec<&[u8]> = texts.iter().map(|text| text.as_bytes()).collect();
     let piece = |id, text: &[u8], kind, out: &mut Vec<u8>| piece(Writing::Bytes, id, text, kind, out);
     let mut vocab = Vocab::new(&texts, kinds, piece)?;
-    let roles = roles_of(file, tokens, &mut vocab)?;
+    let roles = roles::of_folder(file, tokens, &mut vocab)?;
     let written: Vec<(Vec<u8>, Vec<u8>)> =
         merges.iter().map(|&(left, right)| (texts[left as usize].to_vec(), texts[right as usize].to_vec())).collect();
     let merges: Vec<(&[u8], &[u8])> = written.iter().map(|(left, right)| (left.as_slice(), right.as_slice())).collect();
@@ -72,7 +71,7 @@ pub fn read(file: &SideFile, tokens: &folder::Tokens) -> Result<Tokenizer, Error
     })
 }
 
-/// The bytes of every rank; ranks have no gaps.
+/// Returns the bytes of every rank; ranks have no gaps.
 fn ranks(file: &SideFile) -> Result<Vec<Vec<u8>>, Error> {
     let mut ranks = Vec::new();
     for (i, line) in file.text().lines().filter(|line| !line.is_empty()).enumerate() {
@@ -101,8 +100,8 @@ fn ranks(file: &SideFile) -> Result<Vec<Vec<u8>>, Error> {
     }
 }
 
-/// The two tokens that join into each token of several bytes, in the order of ranks: what is left of its bytes when
-/// only better ranks join.
+/// Returns the two tokens that join into each token of several bytes, in the order of ranks: what is left of its bytes
+/// when only better ranks join.
 fn merges(file: &SideFile, ranks: &[Vec<u8>]) -> Result<Vec<(u32, u32)>, Error> {
     let by_bytes: HashMap<&[u8], u32> = ranks.iter().zip(0..).map(|(bytes, rank)| (bytes.as_slice(), rank)).collect();
     let mut merges = Vec::new();

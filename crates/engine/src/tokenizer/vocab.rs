@@ -27,13 +27,13 @@ pub enum TokenKind {
 }
 
 impl TokenKind {
-    /// The kind of that number in a GGUF file.
+    /// Returns the kind of that number in a GGUF file.
     pub fn from_id(id: i32) -> Option<Self> {
         use TokenKind::*;
         [Undefined, Normal, Unknown, Control, UserDefined, Unused, Byte].into_iter().find(|&kind| kind as i32 == id)
     }
 
-    /// Whether it carries no text of its own: control and unknown tokens.
+    /// Returns whether it carries no text: control and unknown tokens.
     pub fn is_special(self) -> bool {
         matches!(self, Self::Control | Self::Unknown)
     }
@@ -133,22 +133,22 @@ impl Vocab {
         })
     }
 
-    /// The token with this text in the file's own writing.
+    /// Returns the token with this text in the file's own writing.
     pub fn id(&self, text: &[u8]) -> Option<u32> {
         self.slot(text).1
     }
 
-    /// A token's text in the file's own writing.
+    /// Returns a token's text in the file's own writing.
     pub fn text(&self, id: u32) -> Option<&[u8]> {
         self.texts.get(id as usize)
     }
 
-    /// The bytes a token stands for.
+    /// Returns the bytes a token stands for.
     pub fn piece(&self, id: u32) -> Option<&[u8]> {
         self.pieces.get(id as usize)
     }
 
-    /// A token's kind.
+    /// Returns a token's kind.
     pub fn kind(&self, id: u32) -> Option<TokenKind> {
         self.kinds.get(id as usize).copied()
     }
@@ -158,12 +158,12 @@ impl Vocab {
         self.kinds[id as usize] = kind;
     }
 
-    /// The token `<0xNN>` of a byte, or the token whose text is that one byte.
+    /// Returns the token `<0xNN>` of a byte, or the token whose text is that one byte.
     pub fn byte_token(&self, byte: u8) -> Option<u32> {
         self.id(format!("<0x{byte:02X}>").as_bytes()).or_else(|| self.id(&[byte]))
     }
 
-    /// The place where a text stands or would stand, and the token that stands there.
+    /// Returns the place where a text stands or would stand, and the token that is there.
     fn slot(&self, text: &[u8]) -> (usize, Option<u32>) {
         let hash = hash(self.seed, text);
         let mask = self.slots.len() - 1;
@@ -178,7 +178,8 @@ impl Vocab {
     }
 }
 
-/// The bytes after which a `▁` stands inside a token. Its own last byte is always one, so runs of spaces stay whole.
+/// Returns the bytes after which a `▁` stands inside a token. Its own last byte is always one, so runs of spaces stay
+/// whole.
 fn joins(tokens: &[&[u8]]) -> Box<[bool; 256]> {
     let space = SPACE.as_bytes();
     let mut joins = Box::new([false; 256]);
@@ -211,7 +212,7 @@ fn hash(seed: u64, bytes: &[u8]) -> u64 {
     fold(hash ^ tail, SPREAD ^ seed.rotate_left(32))
 }
 
-/// A token or merge for a message: quoted, printable, cut to a line.
+/// Returns a token or merge for a message: quoted, printable, cut to a line.
 pub fn show(text: &[u8]) -> String {
     const MOST: usize = 60;
     let text = String::from_utf8_lossy(&text[..text.len().min(MOST * 4)]);

@@ -34,14 +34,8 @@ MSL_INL void msl_matsync(const volatile void* p, ulong epr, ulong2 o, bool t, co
     MatSync s{p, epr, o, t};
     sim_collective(sim_mat_uniform, &s, nm, at, 1);
 }
-// What a lane does of a load or a store: its two numbers. Where instructions are counted it is a function of its own,
-// which counts as two (count.rs), as for a kernel that loads a lane's numbers by itself.
-#ifdef MSL_COUNTING
-#define MSL_PIECES __attribute__((noinline))
-#else
-#define MSL_PIECES MSL_INL
-#endif
-template <class T, class S> MSL_PIECES vec<T, 2> msl_load_pieces(S src, ulong epr, ulong2 o, bool tr, int at) {
+// What a lane does of a load or a store: its two numbers.
+template <class T, class S> MSL_INL vec<T, 2> msl_load_pieces(S src, ulong epr, ulong2 o, bool tr, int at) {
     msl_matsync((const volatile void*)src, epr, o, tr, "simdgroup_load", at);
     uint l = sim_lane();
     ulong r = (ulong)msl_mrow(l), c = (ulong)msl_mcol(l);
@@ -54,7 +48,7 @@ template <class T, class S> MSL_INL void simdgroup_load(simdgroup_matrix<T, 8, 8
     static_assert(is_same_v<T, unqual_t<S>>, "simdgroup_load: element type differs from the matrix type");
     d.e = msl_load_pieces<T, S>(src, epr, o, tr, MSL_AT);
 }
-template <class T, class S> MSL_PIECES void msl_store_pieces(vec<T, 2> e, S dst, ulong epr, ulong2 o, bool tr, int at) {
+template <class T, class S> MSL_INL void msl_store_pieces(vec<T, 2> e, S dst, ulong epr, ulong2 o, bool tr, int at) {
     msl_matsync((const volatile void*)dst, epr, o, tr, "simdgroup_store", at);
     uint l = sim_lane();
     ulong r = (ulong)msl_mrow(l), c = (ulong)msl_mcol(l);

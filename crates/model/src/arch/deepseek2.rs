@@ -1,4 +1,5 @@
-//! DeepSeek-V2 (and Lite), V3, R1, V3.1, and models of their shape: Cogito-V2, Kimi-K2, Moonlight.
+//! DeepSeek-V2 (and Lite), V3, R1, V3.1, and models of their shape: Cogito-V2, Kimi-K2 to K2.7, Moonlight,
+//! GLM-4.7-Flash, Mistral Small 4 (softmax scores, queries that grow with the position).
 //!
 //! Multi-head latent attention in its absorbed form (arXiv 2405.04434): the cache holds a latent and one rotated key a
 //! position. A head's key is `W_uk·latent`, so its score is `(W_ukᵀ·q)·latent`; its value is `W_uv·latent`, which is
@@ -10,15 +11,13 @@ use super::keys::{
     D_K, D_MODEL, D_V, Dims, EPS, Key, Keys, MAX_CONTEXT, MAX_HEAD_WIDTH, MAX_HEADS, MAX_LAYERS, MAX_WIDTH,
     N_CTX_TRAIN, N_HEAD, N_LAYER, key,
 };
-use super::parts;
+use super::parts::{self, Head};
 use super::shared_moe::{Defaults, SharedMoe};
 use crate::Error;
 use crate::names::Alias;
 use crate::plan::build::Builder;
-use crate::plan::{Buf, CacheDecl, Op, Plan, Rope, RopePairing, Rows, Score, Weight};
+use crate::plan::{Buf, CacheDecl, Op, Plan, Read, Rope, RopePairing, Rows, Score, Weight};
 use crate::rope::Scaling;
-
-const ARCH: &str = "deepseek2";
 
 const ALIASES: &[Alias] = &[
     ("attn_q_a", &["self_attn.q_a_proj"]),
@@ -38,24 +37,41 @@ const D_V_HEAD: Key = key("attention.value_length_mla", &["v_head_dim"]);
 const D_NOPE: Key = key("", &["qk_nope_head_dim"]);
 const D_PE: Key = key("rope.dimension_count", &["qk_rope_head_dim"]);
 const INTERLEAVE: Key = key("", &["rope_interleave"]);
-const TEMPERATURE: Key = key("attention.temperature_scale", &[]);
 
 /// The original code builds the norms of the latents without the model's epsilon.
 const LATENT_EPS: f32 = 1e-6;
 
 /// DeepSeek-V2.
 pub(super) fn build_v2(checkpoint: &Checkpoint) -> Result<Plan, Error> {
-    build(checkpoint, Defaults { score: Score::Softmax, renormalise: false, n_dense: 0 })
+    build(checkpoint, "deepseek2", Defaults { score: Score::Softmax, renormalise: false, n_dense: Some(0) }, false)
+}
+
+/// GLM-4.7-Flash.
+pub(super) fn build_glm(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    build(checkpoint, "deepseek2", Defaults { score: Score::Sigmoid, renormalise: true, n_dense: Some(1) }, false)
+}
+
+/// Mistral Small 4.
+pub(super) fn build_mistral(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    build(checkpoint, "mistral4", Defaults { score: Score::Softmax, renormalise: true, n_dense: Some(0) }, false)
 }
 
 /// DeepSeek-V3 and its successors, and GGUF files of both.
 pub(super) fn build_v3(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    v3(checkpoint, false)
+}
+
+pub(super) fn build_v3_drafting(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    v3(checkpoint, true)
+}
+
+fn v3(checkpoint: &Checkpoint, drafts: bool) -> Result<Plan, Error> {
     // A bias for choosing came with sigmoid scores; old GGUF files of V2 say nothing.
     let keys = Keys::new(checkpoint, ALIASES);
     let n_layer = keys.count(N_LAYER, MAX_LAYERS)?;
     let has_bias = keys.names().has(&format!("blk.{}.exp_probs_b.bias", n_layer - 1));
     let score = if keys.is_folder() || has_bias { Score::Sigmoid } else { Score::Softmax };
-    build(checkpoint, Defaults { score, renormalise: true, n_dense: 3 })
+    build(checkpoint, "deepseek2", Defaults { score, renormalise: true, n_dense: Some(3) }, drafts)
 }
 
 /// Widths of latent attention.
@@ -69,14 +85,13 @@ struct Latent {
     /// Of a head's value.
     d_v: usize,
     rope: Rope,
+    /// What scales queries by their position.
+    growth: Option<Rope>,
     scale: f32,
 }
 
-fn build(checkpoint: &Checkpoint, defaults: Defaults) -> Result<Plan, Error> {
+fn build(checkpoint: &Checkpoint, arch: &str, defaults: Defaults, drafts: bool) -> Result<Plan, Error> {
     let keys = Keys::new(checkpoint, ALIASES);
-    if let Some(scale) = keys.opt_positive(TEMPERATURE)? {
-        return Err(keys.error(TEMPERATURE, format!("is {scale}: scores that grow with the position are not known")));
-    }
     let (d_nope, d_pe, d_v) = head_widths(keys)?;
     let d_latent = keys.count(D_LATENT, MAX_HEAD_WIDTH)?;
     let dims = Dims {
@@ -89,6 +104,10 @@ fn build(checkpoint: &Checkpoint, defaults: Defaults) -> Result<Plan, Error> {
         d_k: d_latent + d_pe,
         d_v: d_latent,
         eps: keys.eps(EPS)?,
+        norm: Read::Plain,
+        pre_norm: true,
+        post_norm: None,
+        residual: 1.0,
     };
     let moe = SharedMoe::new(keys, defaults)?;
     let d_q = Some(keys.count_or_zero(D_Q_LATENT, MAX_WIDTH)?).filter(|&d| d > 0);
@@ -98,19 +117,27 @@ fn build(checkpoint: &Checkpoint, defaults: Defaults) -> Result<Plan, Error> {
         _ => RopePairing::Interleaved,
     };
     let rope = keys.rope_scaled(d_pe, pairing, scaling)?;
+    let growth = keys.growth(dims.d_k)?;
     let stretched = if let Scaling::Yarn(yarn) = scaling { yarn.score_factor() } else { 1.0 };
     let scale = (stretched / ((d_nope + d_pe) as f64).sqrt()) as f32;
 
-    let mut b = Builder::new(keys.names(), ARCH, dims.n_vocab, dims.d_model, dims.n_ctx_train);
+    let mut b = Builder::new(keys.names(), arch, dims.n_vocab, dims.d_model, dims.n_ctx_train);
     b.skip_layers_from(dims.n_layer);
-    let latent = Latent { d_q, d_latent, d_nope, d_pe, d_v, rope: b.rope(rope), scale };
+    let (rope, growth) = (b.rope(rope), growth.map(|growth| b.rope(growth)));
+    let latent = Latent { d_q, d_latent, d_nope, d_pe, d_v, rope, growth, scale };
     let x = parts::embed(&mut b, &dims)?;
+    let decoder = |b: &mut Builder, layer: usize, x: Buf| {
+        attention(b, &dims, &latent, layer, x)?;
+        moe.layer(b, &dims, layer, x)
+    };
     for layer in 0..dims.n_layer {
         b.layer(Some(layer as u32));
-        attention(&mut b, &dims, &latent, layer, x)?;
-        moe.layer(&mut b, &dims, layer, x)?;
+        decoder(&mut b, layer, x)?;
     }
-    parts::head(b, &dims, x)
+    match drafts {
+        true => parts::head_and_drafts(b, &dims, Head::PLAIN, x, decoder),
+        false => parts::head(b, &dims, x),
+    }
 }
 
 /// Widths of a head: key without and with rotation, value. GGUF files from before the latent cache have them as those
@@ -131,7 +158,7 @@ fn head_widths(keys: Keys) -> Result<(usize, usize, usize), Error> {
     }
 }
 
-/// The file's scaling rule as the original code has it.
+/// Returns the file's scaling rule as the original code has it.
 fn scaling(keys: Keys, d_pe: usize) -> Result<Scaling, Error> {
     Ok(match keys.scaling(d_pe)? {
         Scaling::Yarn(mut yarn) if !keys.is_folder() => {
@@ -177,8 +204,21 @@ fn attention(b: &mut Builder, dims: &Dims, latent: &Latent, layer: usize, x: Buf
 
     let cache = b.cache(CacheDecl { n_kv: 1, d_k, d_v: d_latent, v_in_k: true, window: None });
     b.push(Op::KvAppend { cache, k, v: None });
+    if let Some(rope) = latent.growth {
+        b.push(Op::Rope { x: q, rope, n_head, d_head: d_k });
+    }
     let o_latent = b.buf("o_latent", t, n_head * d_latent);
-    b.push(Op::Attention { cache, q, n_head, scale, window: None, softcap: None, sinks: None, out: o_latent });
+    b.push(Op::Attention {
+        cache,
+        q,
+        n_head,
+        scale,
+        window: None,
+        chunked: false,
+        softcap: None,
+        sinks: None,
+        out: o_latent,
+    });
     let a = b.buf("a", t, n_head * d_v);
     b.push(Op::HeadLinear { x: o_latent, w: w_uv, transposed: false, out: a });
     let y = parts::linear(b, layer, "attn_output", a, [d_model, n_head * d_v], "o")?;

@@ -2,7 +2,7 @@
 //! gate, and the routed experts have a shared expert beside them, scaled by a learned sigmoid gate.
 //!
 //! Files differ in the projections that they fuse, in the order of the heads of v, and in how they store norms
-//! and decay rates. Layers behind the last, which predict further tokens, are left out; so are towers for images: text
+//! and decay rates. The layer after the last, which drafts, is one of attention. Towers for images are left out: text
 //! alone has one position in every section of its rotary embedding, which makes that the plain one.
 
 use checkpoint::{Checkpoint, Kind};
@@ -13,7 +13,7 @@ use crate::Error;
 use crate::names::Alias;
 use crate::plan::build::Builder;
 use crate::plan::{
-    Buf, CacheDecl, DeltaHeads, Gate, Op, Plan, Read, Rope, RopePairing, Router, Rows, Sharing, StateDecl,
+    Buf, CacheDecl, DeltaHeads, Gate, GateFactor, Op, Plan, Read, Rope, RopePairing, Router, Rows, Sharing, StateDecl,
 };
 
 const CONV_WIDTH: Key = key("ssm.conv_kernel", &["linear_conv_kernel_dim"]);
@@ -64,7 +64,7 @@ struct Moe {
 }
 
 /// Writes the plan. `gguf` is the order of the heads of v in GGUF files; folders keep the original one.
-pub(super) fn build(checkpoint: &Checkpoint, arch: &str, gguf: Sharing) -> Result<Plan, Error> {
+pub(super) fn build(checkpoint: &Checkpoint, arch: &str, gguf: Sharing, drafts: bool) -> Result<Plan, Error> {
     let keys = Keys::new(checkpoint, ALIASES);
     let mut dims = keys.dims()?;
     dims.n_layer = keys.trunk(dims.n_layer)?;
@@ -78,7 +78,8 @@ pub(super) fn build(checkpoint: &Checkpoint, arch: &str, gguf: Sharing) -> Resul
     let heads = delta_heads(&keys, sharing)?;
     let rope = keys.rope(dims.d_k, RopePairing::Half)?;
 
-    let mut b = Builder::new(keys.names(), arch, dims.n_vocab, dims.d_model, dims.n_ctx_train);
+    let names = keys.names().further_from(dims.n_layer);
+    let mut b = Builder::new(names, arch, dims.n_vocab, dims.d_model, dims.n_ctx_train);
     b.skip_layers_from(dims.n_layer);
     let model = Model {
         conv_width: keys.count(CONV_WIDTH, MAX_CONV_WIDTH)?,
@@ -97,12 +98,16 @@ pub(super) fn build(checkpoint: &Checkpoint, arch: &str, gguf: Sharing) -> Resul
             true => model.delta_net(&mut b, layer, x)?,
             false => model.attention(&mut b, layer, x)?,
         }
-        match &model.moe {
-            Some(moe) if b.has(&format!("blk.{layer}.ffn_gate_inp.weight")) => model.experts(&mut b, moe, layer, x)?,
-            _ => model.feed_forward(&mut b, keys.count(D_FF, MAX_WIDTH)?, layer, x)?,
-        }
+        model.mix(&mut b, keys, layer, x)?;
     }
-    parts::head_with(b, &model.dims, Head { norm: model.norm, softcap: None }, x)
+    let head = Head { norm: model.norm, ..Head::PLAIN };
+    match drafts {
+        true => parts::head_and_drafts(b, &model.dims, head, x, |b, layer, x| {
+            model.attention(b, layer, x)?;
+            model.mix(b, keys, layer, x)
+        }),
+        false => parts::head_with(b, &model.dims, head, x),
+    }
 }
 
 fn delta_heads(keys: &Keys, sharing: Sharing) -> Result<DeltaHeads, Error> {
@@ -117,7 +122,7 @@ fn delta_heads(keys: &Keys, sharing: Sharing) -> Result<DeltaHeads, Error> {
         false => {
             let row = keys.count(DELTA_V_ROW, MAX_WIDTH)?;
             if !row.is_multiple_of(n_v_head) || row / n_v_head > MAX_HEAD_WIDTH {
-                let what = format!("is {row}, {n_v_head} heads of up to {MAX_HEAD_WIDTH} wanted");
+                let what = format!("is {row}, expected {n_v_head} heads of up to {MAX_HEAD_WIDTH}");
                 return Err(keys.error(DELTA_V_ROW, what));
             }
             row / n_v_head
@@ -221,11 +226,29 @@ impl Model {
         b.push(Op::KvAppend { cache, k, v: Some(v) });
         let a = b.buf("a", Rows::Tokens, n_head * d_v);
         let scale = 1.0 / (d_k as f32).sqrt();
-        b.push(Op::Attention { cache, q, n_head, scale, window: None, softcap: None, sinks: None, out: a });
-        b.push(Op::SigmoidGate { x: a, gate });
+        b.push(Op::Attention {
+            cache,
+            q,
+            n_head,
+            scale,
+            window: None,
+            chunked: false,
+            softcap: None,
+            sinks: None,
+            out: a,
+        });
+        b.push(Op::GateBy { x: a, gate, factor: GateFactor::Sigmoid });
         let o = linear(b, layer, "attn_output", a, [d_model, n_head * d_v], "o")?;
         b.push(Op::Add { x, y: o });
         Ok(())
+    }
+
+    /// What follows attention or a delta net: experts, or a dense feed-forward.
+    fn mix(&self, b: &mut Builder, keys: Keys, layer: usize, x: Buf) -> Result<(), Error> {
+        match &self.moe {
+            Some(moe) if b.has(&format!("blk.{layer}.ffn_gate_inp.weight")) => self.experts(b, moe, layer, x),
+            _ => self.feed_forward(b, keys.count(D_FF, MAX_WIDTH)?, layer, x),
+        }
     }
 
     /// `x += Σ experts(norm(x)) + shared(norm(x)) · σ(gate)`.
@@ -241,7 +264,7 @@ impl Model {
         let y = parts::stack(b, &self.dims, Stack::plain(n_expert, d_ff), layer, h, (ids, n_used))?;
         b.push(Op::Combine { x, add: true, y, weights, norm: None });
         let y = parts::mlp(b, &self.dims, parts::SHARED, (moe.d_ff_shared, Gate::Silu), layer, h, "shared")?;
-        b.push(Op::SigmoidGate { x: y, gate: share });
+        b.push(Op::GateBy { x: y, gate: share, factor: GateFactor::Sigmoid });
         b.push(Op::Add { x, y });
         Ok(())
     }

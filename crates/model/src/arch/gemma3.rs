@@ -5,7 +5,7 @@
 
 use checkpoint::Checkpoint;
 
-use super::keys::{Dims, Key, Keys, key};
+use super::keys::{Dims, Key, Keys, Unsaid, key};
 use super::parts::{self, Head};
 use super::windows::{Unnamed, windows};
 use crate::Error;
@@ -39,7 +39,7 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
     let d_ff = keys.d_ff()?;
     let windows = windows(&keys, dims.n_layer, Unnamed::ButEvery(6))?;
     let rope = keys.rope_of(Some("full_attention"), dims.d_k, RopePairing::Half)?;
-    let rope_windowed = keys.rope_windowed(dims.d_k, RopePairing::Half)?;
+    let rope_windowed = keys.rope_windowed(dims.d_k, RopePairing::Half, Unsaid::Gemma)?;
     let scale_width = match keys.opt_positive(SCALE_WIDTH)? {
         Some(width) => width,
         // GGUF has no key for it. In the 27B `query_pre_attn_scalar` is d_model / n_head = 168, not d_k = 128 (its
@@ -69,7 +69,7 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
         let y = parts::norm_read(&mut b, &dims, norm, layer, "post_ffw_norm", y, "y_normed")?;
         b.push(Op::Add { x, y });
     }
-    parts::head_with(b, &dims, Head { norm, softcap: final_softcap.map(|cap| cap as f32) }, x)
+    parts::head_with(b, &dims, Head { norm, softcap: final_softcap.map(|cap| cap as f32), ..Head::PLAIN }, x)
 }
 
 /// `x += norm(attention(norm(x)))`.
@@ -90,7 +90,7 @@ fn attention(b: &mut Builder, dims: &Dims, norm: Read, attn: Attention, layer: u
     b.push(Op::KvAppend { cache, k, v: Some(v) });
     let a = b.buf("a", Rows::Tokens, n_head * d_v);
     let Attention { scale, window, softcap, .. } = attn;
-    b.push(Op::Attention { cache, q, n_head, scale, window, softcap, sinks: None, out: a });
+    b.push(Op::Attention { cache, q, n_head, scale, window, chunked: false, softcap, sinks: None, out: a });
     let o = parts::linear(b, layer, "attn_output", a, [d_model, n_head * d_v], "o")?;
     let o = parts::norm_read(b, dims, norm, layer, "post_attention_norm", o, "o_normed")?;
     b.push(Op::Add { x, y: o });

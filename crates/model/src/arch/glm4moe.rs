@@ -4,12 +4,12 @@
 use checkpoint::Checkpoint;
 
 use super::keys::Keys;
-use super::parts::{self, Attention};
+use super::parts::{self, Attention, Head, QkNorm};
 use super::shared_moe::{Defaults, SharedMoe};
 use crate::Error;
 use crate::names::Alias;
 use crate::plan::build::Builder;
-use crate::plan::{Plan, RopePairing, Score};
+use crate::plan::{Buf, Plan, RopePairing, Score};
 
 const ARCH: &str = "glm4moe";
 
@@ -17,23 +17,36 @@ const ARCH: &str = "glm4moe";
 const ALIASES: &[Alias] = &[("ffn_norm", &["=post_attention_norm"])];
 
 pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    write(checkpoint, false)
+}
+
+pub(super) fn build_drafting(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    write(checkpoint, true)
+}
+
+fn write(checkpoint: &Checkpoint, drafts: bool) -> Result<Plan, Error> {
     let keys = Keys::new(checkpoint, ALIASES);
     let mut dims = keys.dims()?;
     dims.n_layer = keys.trunk(dims.n_layer)?;
-    let moe = SharedMoe::new(keys, Defaults { score: Score::Sigmoid, renormalise: true, n_dense: 1 })?;
+    let moe = SharedMoe::new(keys, Defaults { score: Score::Sigmoid, renormalise: true, n_dense: Some(1) })?;
     let rope = keys.rope(dims.d_k, RopePairing::Half)?;
 
     let mut b = Builder::new(keys.names(), ARCH, dims.n_vocab, dims.d_model, dims.n_ctx_train);
     b.skip_layers_from(dims.n_layer);
     let rope = b.rope(rope);
     let x = parts::embed(&mut b, &dims)?;
+    let decoder = |b: &mut Builder, layer: usize, x: Buf| {
+        let qk_norm = b.has(&format!("blk.{layer}.attn_q_norm.weight")).then_some(QkNorm::HEADS);
+        let attn = Attention { qk_norm, ..Attention::plain(rope, dims.d_k) };
+        parts::attention(b, &dims, attn, layer, x)?;
+        moe.layer(b, &dims, layer, x)
+    };
     for layer in 0..dims.n_layer {
         b.layer(Some(layer as u32));
-        let qk_norm = b.has(&format!("blk.{layer}.attn_q_norm.weight"));
-        let scale = 1.0 / (dims.d_k as f32).sqrt();
-        let attn = Attention { rope, qk_norm, scale, window: None, sinks: false };
-        parts::attention(&mut b, &dims, attn, layer, x)?;
-        moe.layer(&mut b, &dims, layer, x)?;
+        decoder(&mut b, layer, x)?;
     }
-    parts::head(b, &dims, x)
+    match drafts {
+        true => parts::head_and_drafts(b, &dims, Head::PLAIN, x, decoder),
+        false => parts::head(b, &dims, x),
+    }
 }

@@ -41,11 +41,11 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
     let router = Router { score: Score::Raw, renormalise: None, ..Router::softmax(false, 1.0) };
 
     let mut b = Builder::new(keys.names(), ARCH, dims.n_vocab, dims.d_model, dims.n_ctx_train);
-    let (rope, scale) = (b.rope(rope), 1.0 / (dims.d_k as f32).sqrt());
+    let rope = b.rope(rope);
     let x = parts::embed(&mut b, &dims)?;
     for (layer, window) in windows.into_iter().enumerate() {
         b.layer(Some(layer as u32));
-        let attn = Attention { rope, qk_norm: false, scale, window, sinks: true };
+        let attn = Attention { window, sinks: true, ..Attention::plain(rope, dims.d_k) };
         parts::attention(&mut b, &dims, attn, layer, x)?;
 
         let h = parts::norm(&mut b, &dims, layer, "post_attention_norm", x, "f")?;
@@ -60,7 +60,7 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
 }
 
 /// Folders of the original form keep gate and up as every other row of one tensor, and transposed where they are not
-/// quantised; no piece of it is a matrix.
+/// quantized; no piece of it is a matrix.
 fn refuse_interleaved(keys: &Keys) -> Result<(), Error> {
     let names = keys.names();
     let tensors = names.checkpoint().tensors().iter();

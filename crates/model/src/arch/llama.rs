@@ -9,10 +9,8 @@ use super::parts::{self, Attention};
 use super::windows::{Unnamed, windows};
 use crate::Error;
 use crate::names::Alias;
+use crate::plan::Plan;
 use crate::plan::build::Builder;
-use crate::plan::{Plan, RopePairing};
-
-const ARCH: &str = "llama";
 
 /// Mixtral's modules.
 const ALIASES: &[Alias] = &[
@@ -23,6 +21,15 @@ const ALIASES: &[Alias] = &[
 ];
 
 pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    build_as(checkpoint, "llama")
+}
+
+/// Ministral 3, Mistral Small 3.1 and later: queries grow with the position where the file says so.
+pub(super) fn build_mistral3(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    build_as(checkpoint, "mistral3")
+}
+
+fn build_as(checkpoint: &Checkpoint, arch: &str) -> Result<Plan, Error> {
     let keys = Keys::new(checkpoint, ALIASES);
     let dims = keys.dims()?;
     let moe = keys.n_expert()?.map(|n_expert| keys.moe(n_expert, true)).transpose()?;
@@ -36,18 +43,21 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
         });
     }
     let d_ff = if moe.is_none() { keys.d_ff()? } else { 0 };
-    let pairing = if keys.is_folder() { RopePairing::Half } else { RopePairing::Interleaved };
-    let rope = keys.rope(dims.d_k, pairing)?;
+    let rope = keys.rope(dims.d_k, keys.llama_pairing())?;
+    let growing = keys.growing(&rope, dims.d_k)?;
     let windows = windows(&keys, dims.n_layer, Unnamed::All)?;
     let scale = keys.opt_positive(ATTENTION_SCALE)?.map(|scale| scale as f32);
 
-    let mut b = Builder::new(keys.names(), ARCH, dims.n_vocab, dims.d_model, dims.n_ctx_train);
-    let scale = scale.unwrap_or(1.0 / (dims.d_k as f32).sqrt());
+    let mut b = Builder::new(keys.names(), arch, dims.n_vocab, dims.d_model, dims.n_ctx_train);
     let rope = b.rope(rope);
+    let plain = Attention::plain(rope, dims.d_k);
+    let scale = scale.unwrap_or(plain.scale);
+    let growing = growing.map_or(rope, |growing| b.rope(growing));
     let x = parts::embed(&mut b, &dims)?;
     for layer in 0..dims.n_layer {
         b.layer(Some(layer as u32));
-        let attn = Attention { rope, qk_norm: false, scale, window: windows[layer], sinks: false };
+        let rope = [Some(growing), Some(rope)];
+        let attn = Attention { rope, scale, window: windows[layer], ..plain };
         parts::attention(&mut b, &dims, attn, layer, x)?;
         match &moe {
             Some(moe) => parts::experts(&mut b, &dims, moe, layer, x)?,

@@ -3,22 +3,43 @@
 //! An architecture reads its keys, looks up its tensors and writes plain ops; the passes fuse them. It knows no device
 //! and reads no tensor's data.
 
+mod afmoe;
+mod arcee;
+mod cohere2;
 mod deepseek2;
+mod dots1;
+mod ernie4_5;
 mod gated_delta;
 mod gemma3;
 mod gemma4;
+mod glm4;
 mod glm4moe;
 mod gptoss;
+mod granite;
+mod hunyuan;
 mod keys;
+mod laguna;
 mod llama;
+mod llama4;
+mod mellum;
+mod mimo2;
+mod minimax_m2;
+mod muse_glimmer;
+mod olmo2;
 mod parts;
+mod phi3;
 mod qwen;
 mod qwen35;
 mod qwen3next;
+mod seed_oss;
 mod shared_moe;
+mod smollm3;
+mod step3p5;
 mod windows;
 
-use checkpoint::Checkpoint;
+pub use keys::unsaid_rope;
+
+use checkpoint::{Checkpoint, Metadata};
 
 use crate::Error;
 use crate::error::printable;
@@ -36,59 +57,155 @@ pub struct Arch {
     pub gguf: &'static [&'static str],
     /// `model_type` of config.json.
     pub folder: &'static [&'static str],
-    /// Models of this architecture, for the README.
+    /// Models of this architecture, for `docs/models.md`.
     pub models: &'static str,
     /// Its code.
     pub build: Build,
 }
 
-/// All architectures. The README's table is made of it.
+/// All architectures. The table of `docs/models.md` and `moebius models --supported` are made of it.
 #[rustfmt::skip]
 pub const ARCHS: &[Arch] = &[
     Arch { gguf: &["llama"], folder: &["llama", "mistral", "mixtral"], build: llama::build,
         models: "Llama 2 to 3.3, Mistral, Mixtral, SmolLM2" },
+    Arch { gguf: &["mistral3"], folder: &["ministral3"], build: llama::build_mistral3,
+        models: "Ministral 3, Devstral 2, text; GGUF: Mistral Small 3.1 and 3.2 as well" },
+    Arch { gguf: &["arcee"], folder: &["arcee"], build: arcee::build,
+        models: "Arcee AFM-4.5B" },
+    Arch { gguf: &["cohere2"], folder: &["cohere2"], build: cohere2::build,
+        models: "Command R7B, Command A" },
+    Arch { gguf: &["llama4"], folder: &["llama4", "llama4_text"], build: llama4::build,
+        models: "Llama 4 Scout, Maverick, text" },
     Arch { gguf: &["qwen2"], folder: &["qwen2"], build: qwen::build_2,
         models: "Qwen2, Qwen2.5, dense" },
     Arch { gguf: &["qwen3"], folder: &["qwen3"], build: qwen::build_3,
         models: "Qwen3, dense (0.6B to 32B)" },
     Arch { gguf: &["qwen3moe"], folder: &["qwen3_moe"], build: qwen::build_3_moe,
         models: "Qwen3-30B-A3B, 235B-A22B, Qwen3-Coder" },
+    Arch { gguf: &["qwen3vl"], folder: &["qwen3_vl", "qwen3_vl_text"], build: qwen::build_3_vl,
+        models: "Qwen3-VL, dense, text" },
+    Arch { gguf: &["qwen3vlmoe"], folder: &["qwen3_vl_moe", "qwen3_vl_moe_text"], build: qwen::build_3_vl_moe,
+        models: "Qwen3-VL-30B-A3B, 235B-A22B, text" },
     Arch { gguf: &["qwen3next"], folder: &["qwen3_next"], build: qwen3next::build,
         models: "Qwen3-Next-80B-A3B" },
     Arch { gguf: &["qwen35"], folder: &["qwen3_5", "qwen3_5_text"], build: qwen35::build_dense,
         models: "Qwen3.5, Qwen3.6, dense" },
     Arch { gguf: &["qwen35moe"], folder: &["qwen3_5_moe", "qwen3_5_moe_text"], build: qwen35::build_moe,
         models: "Qwen3.5/3.6-35B-A3B, Qwen3.5-397B-A17B" },
-    Arch { gguf: &["deepseek2"], folder: &["deepseek_v3", "kimi_k2"], build: deepseek2::build_v3,
-        models: "DeepSeek-V3, R1, V3.1, Cogito-V2, Kimi-K2, Moonlight; GGUF: V2 as well" },
+    Arch { gguf: &["deepseek2"], folder: &["deepseek_v3", "kimi_k2", "kimi_k25"], build: deepseek2::build_v3,
+        models: "DeepSeek-V3, R1, V3.1, Cogito-V2, Kimi-K2 to K2.7 (text), Moonlight; GGUF: V2, GLM-4.7-Flash" },
+    Arch { gguf: &[], folder: &["glm4_moe_lite"], build: deepseek2::build_glm,
+        models: "GLM-4.7-Flash" },
+    Arch { gguf: &["mistral4"], folder: &["mistral4"], build: deepseek2::build_mistral,
+        models: "Mistral Small 4, text" },
     Arch { gguf: &[], folder: &["deepseek_v2"], build: deepseek2::build_v2,
         models: "DeepSeek-V2, V2-Lite" },
+    Arch { gguf: &["smollm3"], folder: &["smollm3"], build: smollm3::build,
+        models: "SmolLM3" },
+    Arch { gguf: &["seed_oss"], folder: &["seed_oss"], build: seed_oss::build,
+        models: "Seed-OSS" },
+    Arch { gguf: &["olmo2"], folder: &["olmo2", "olmo3"], build: olmo2::build,
+        models: "OLMo 2, OLMo 3" },
+    Arch { gguf: &["phi3"], folder: &["phi3"], build: phi3::build,
+        models: "Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini" },
+    Arch { gguf: &["granite"], folder: &["granite"], build: granite::build_dense,
+        models: "Granite 3 and 4, dense" },
+    Arch { gguf: &["granitemoe"], folder: &["granitemoe", "granitemoeshared"], build: granite::build_moe,
+        models: "Granite 3 and 4 with experts" },
+    Arch { gguf: &["glm4"], folder: &["glm4"], build: glm4::build,
+        models: "GLM-4-0414, GLM-Z1, dense" },
     Arch { gguf: &["glm4moe"], folder: &["glm4_moe"], build: glm4moe::build,
         models: "GLM-4.5, GLM-4.6, and their Air sizes" },
     Arch { gguf: &["gemma3"], folder: &["gemma3", "gemma3_text"], build: gemma3::build,
         models: "Gemma 3, text" },
-    Arch { gguf: &["gemma4"], folder: &["gemma4", "gemma4_text"], build: gemma4::build,
-        models: "Gemma 4 26B-A4B, text" },
+    Arch { gguf: &["gemma4"], folder: &["gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"],
+        build: gemma4::build,
+        models: "Gemma 4 E2B, E4B, 12B, 26B-A4B, 31B, text" },
+    Arch { gguf: &["minimax-m2"], folder: &["minimax_m2"], build: minimax_m2::build,
+        models: "MiniMax-M2, M2.1, M2.5, M2.7" },
+    Arch { gguf: &["ernie4_5"], folder: &["ernie4_5"], build: ernie4_5::build_dense,
+        models: "ERNIE 4.5, dense (0.3B)" },
+    Arch { gguf: &["ernie4_5-moe"], folder: &["ernie4_5_moe"], build: ernie4_5::build_moe,
+        models: "ERNIE-4.5-21B-A3B, 300B-A47B" },
+    Arch { gguf: &["dots1"], folder: &["dots1"], build: dots1::build,
+        models: "dots.llm1" },
+    Arch { gguf: &["olmoe"], folder: &["olmoe"], build: qwen::build_olmoe,
+        models: "OLMoE-1B-7B" },
+    Arch { gguf: &["hunyuan-moe"], folder: &["hunyuan_v1_moe"], build: hunyuan::build_v1,
+        models: "Hunyuan-A13B" },
+    Arch { gguf: &["hy_v3"], folder: &["hy_v3"], build: hunyuan::build_v3,
+        models: "Hy3" },
+    Arch { gguf: &["afmoe"], folder: &["afmoe"], build: afmoe::build,
+        models: "Trinity Nano, Mini, Large (Arcee)" },
+    Arch { gguf: &["laguna"], folder: &["laguna"], build: laguna::build,
+        models: "Laguna XS.2, S.2, M.1" },
+    Arch { gguf: &["step35"], folder: &["step3p5", "step3p7"], build: step3p5::build,
+        models: "Step-3.5-Flash, Step-3.7-Flash, text" },
+    Arch { gguf: &["mimo2"], folder: &["mimo_v2_flash"], build: mimo2::build,
+        models: "MiMo-V2-Flash" },
+    Arch { gguf: &["muse-glimmer"], folder: &["muse_glimmer", "muse_glimmer_text"], build: muse_glimmer::build,
+        models: "Muse Glimmer 30B, text" },
+    Arch { gguf: &["mellum"], folder: &["mellum"], build: mellum::build,
+        models: "Mellum 2" },
     Arch { gguf: &["gpt-oss"], folder: &["gpt_oss"], build: gptoss::build,
         models: "gpt-oss-20B, 120B" },
 ];
 
-/// Builds the plan of a checkpoint.
+/// Folders of models that see, whose text part has a separate name.
+const WRAPPERS: &[&str] = &["mistral3"];
+
+/// Returns the `model_type` of a folder's text model.
+///
+/// # Errors
+/// It is no text.
+pub fn model_type(config: &Metadata) -> Result<Option<&str>, checkpoint::Error> {
+    match config.opt_str("model_type")? {
+        Some(name) if WRAPPERS.contains(&name) => Ok(config.opt_str("text_config.model_type")?.or(Some(name))),
+        name => Ok(name),
+    }
+}
+
+/// Architectures, by GGUF's name, whose files may have a layer after the last that drafts, and the code that adds it.
+const DRAFTING: &[(&str, Build)] = &[
+    ("qwen3next", qwen3next::build_drafting),
+    ("qwen35", qwen35::build_dense_drafting),
+    ("qwen35moe", qwen35::build_moe_drafting),
+    ("deepseek2", deepseek2::build_v3_drafting),
+    ("glm4moe", glm4moe::build_drafting),
+];
+
+/// Builds the plan of a checkpoint, `drafts` with its draft head where it has one.
 ///
 /// # Errors
 /// As [`crate::build`].
-pub(crate) fn build(checkpoint: &Checkpoint) -> Result<ValidPlan, Error> {
+pub(crate) fn build(checkpoint: &Checkpoint, drafts: bool) -> Result<ValidPlan, Error> {
     let meta = checkpoint.meta();
-    let (name, names): (_, fn(&Arch) -> &'static [&'static str]) = match meta.opt_str("model_type")? {
+    let (name, names): (_, fn(&Arch) -> &'static [&'static str]) = match model_type(meta)? {
         Some(model_type) if meta.get(ARCHITECTURE).is_none() => (model_type, |arch| arch.folder),
         _ => (meta.str(ARCHITECTURE)?, |arch| arch.gguf),
     };
     match ARCHS.iter().find(|arch| names(arch).contains(&name)) {
-        Some(arch) => (arch.build)(checkpoint).and_then(ValidPlan::new),
+        Some(arch) => {
+            let drafting = DRAFTING.iter().find(|(of, _)| drafts && arch.gguf.first() == Some(of));
+            drafting.map_or(arch.build, |(_, build)| *build)(checkpoint).and_then(ValidPlan::new)
+        }
         None => Err(Error::Architecture {
             file: checkpoint.name().into(),
             arch: printable(name),
-            supported: ARCHS.iter().flat_map(names).copied().collect::<Vec<_>>().join(", "),
+            nearest: nearest(name, ARCHS.iter().flat_map(names).copied()),
         }),
     }
+}
+
+/// Returns the name that is most similar to one that is none of them, if one is.
+fn nearest(name: &str, names: impl Iterator<Item = &'static str>) -> Option<&'static str> {
+    const SIMILAR: f64 = 0.7;
+    let plain = |name: &str| name.to_lowercase().replace(['-', '_'], "");
+    // The similarity costs the product of both lengths.
+    let name = plain(&name.chars().take(64).collect::<String>());
+    names
+        .map(|other| (strsim::normalized_damerau_levenshtein(&name, &plain(other)), other))
+        .filter(|(similarity, _)| *similarity >= SIMILAR)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, other)| other)
 }

@@ -8,9 +8,17 @@ use crate::Error;
 use crate::plan::{Plan, Sharing};
 
 pub(super) fn build_dense(checkpoint: &Checkpoint) -> Result<Plan, Error> {
-    gated_delta::build(checkpoint, "qwen35", Sharing::Tiled)
+    gated_delta::build(checkpoint, "qwen35", Sharing::Tiled, false)
+}
+
+pub(super) fn build_dense_drafting(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    gated_delta::build(checkpoint, "qwen35", Sharing::Tiled, true)
 }
 
 pub(super) fn build_moe(checkpoint: &Checkpoint) -> Result<Plan, Error> {
-    gated_delta::build(checkpoint, "qwen35moe", Sharing::Tiled)
+    gated_delta::build(checkpoint, "qwen35moe", Sharing::Tiled, false)
+}
+
+pub(super) fn build_moe_drafting(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    gated_delta::build(checkpoint, "qwen35moe", Sharing::Tiled, true)
 }

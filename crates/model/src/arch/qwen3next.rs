@@ -7,5 +7,9 @@ use crate::Error;
 use crate::plan::{Plan, Sharing};
 
 pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
-    gated_delta::build(checkpoint, "qwen3next", Sharing::Grouped)
+    gated_delta::build(checkpoint, "qwen3next", Sharing::Grouped, false)
+}
+
+pub(super) fn build_drafting(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    gated_delta::build(checkpoint, "qwen3next", Sharing::Grouped, true)
 }

@@ -1,54 +1,78 @@
-//! The mixture of DeepSeek and GLM: routed experts, chosen with a bias and from the best groups only, plus shared
-//! experts for every token; the first layers are dense.
+//! The mixture of DeepSeek, GLM and most others since: routed experts, chosen with a bias and from the best groups
+//! only, plus shared experts for every token; some layers, mostly the first, are dense.
 
 use super::keys::{
-    D_FF_EXPERT, Dims, EXPERT_GATING, EXPERT_NORM, EXPERT_SCALE, Key, Keys, MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, key,
+    Dims, EXPERT_GATING, EXPERT_NORM, EXPERT_SCALE, Key, Keys, MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, N_LAYER, key,
 };
-use super::parts::{self, Stack};
+use super::parts::{self, Attention, QkNorm, Stack};
 use crate::Error;
 use crate::plan::build::Builder;
-use crate::plan::{Buf, Gate, GroupScore, Groups, Op, Router, Rows, Score};
+use crate::plan::{Buf, Gate, GroupScore, Groups, Op, Plan, RopePairing, Router, Rows, Score};
 
 const N_DENSE: Key = key("leading_dense_block_count", &["first_k_dense_replace"]);
-const N_SHARED: Key = key("expert_shared_count", &["n_shared_experts"]);
+const N_SHARED: Key = key(
+    "expert_shared_count",
+    &["n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts"],
+);
+/// Of all shared experts together; as many routed ones where a file does not say it.
+const D_FF_SHARED: Key =
+    key("expert_shared_feed_forward_length", &["shared_expert_intermediate_size", "share_expert_dim"]);
 const N_GROUP: Key = key("expert_group_count", &["n_group"]);
 const N_GROUP_USED: Key = key("expert_group_used_count", &["topk_group"]);
-const SCORE: Key = key("", &["scoring_func"]);
+const SCORE: Key = key("", &["scoring_func", "score_func", "moe_router_activation"]);
 const METHOD: Key = key("", &["topk_method"]);
+const SOFTCAP: Key = key("router_logit_softcapping", &["moe_router_logit_softcapping"]);
 
 /// Added to the sum of the weights before they are divided by it, as in the original code.
 const SUM_EPS: f32 = 1e-20;
 
 /// Dimensions and rules of the mixture.
+#[derive(Clone, Copy)]
 pub(super) struct SharedMoe {
     n_expert: usize,
     n_used: usize,
     d_ff: usize,
     /// Width of all shared experts together; 0 when there are none.
     d_ff_shared: usize,
-    /// Layers before the first that has experts.
-    n_dense: usize,
+    /// Layers before the first that has experts; `None`: those that have a router have experts.
+    n_dense: Option<usize>,
     d_ff_dense: usize,
     router: Router,
+    /// `softcap · tanh(logit / softcap)` on the router's logits.
+    softcap: Option<f32>,
+    /// Activations of the routed and of the shared experts, the latter also that of dense layers.
+    act: [Gate; 2],
 }
 
 /// Values of the model's original code for keys that a file lacks.
 pub(super) struct Defaults {
     pub score: Score,
     pub renormalise: bool,
-    /// In a folder; GGUF files without the key have no dense layers.
-    pub n_dense: usize,
+    /// In a folder; GGUF files without the key have no dense layers. `None`: no file needs the key, since the layers
+    /// that have a router have experts.
+    pub n_dense: Option<usize>,
 }
 
 impl SharedMoe {
     pub fn new(keys: Keys, defaults: Defaults) -> Result<Self, Error> {
         let n_expert = keys.some_experts()?;
-        let d_ff = keys.count(D_FF_EXPERT, MAX_WIDTH)?;
-        let d_ff_shared = keys.count_or_zero(N_SHARED, MAX_EXPERTS)? * d_ff;
-        let n_dense = match keys.name(N_DENSE) {
-            Some(name) if keys.has(&name) => keys.count_or_zero(N_DENSE, MAX_LAYERS)?,
-            _ if keys.is_folder() => defaults.n_dense,
-            _ => 0,
+        let d_ff = keys.d_ff_expert()?;
+        let d_ff_shared = match keys.count_or_zero(D_FF_SHARED, MAX_WIDTH)? {
+            0 => keys.count_or_zero(N_SHARED, MAX_EXPERTS)? * d_ff,
+            d_ff => d_ff,
+        };
+        let n_dense = match (defaults.n_dense, keys.name(N_DENSE)) {
+            (None, _) => None,
+            (_, Some(name)) if keys.has(&name) => Some(keys.count_or_zero(N_DENSE, MAX_LAYERS)?),
+            (n_dense, _) if keys.is_folder() => n_dense,
+            _ => Some(0),
+        };
+        let has_dense = match n_dense {
+            Some(n_dense) => n_dense > 0,
+            None => {
+                let n_layer = keys.trunk(keys.count(N_LAYER, MAX_LAYERS)?)?;
+                (0..n_layer).any(|layer| !keys.names().has(&router(layer)))
+            }
         };
         // Absent and 0 both mean 1, as in other readers of these files.
         let scale = keys.not_negative(EXPERT_SCALE, 1.0)? as f32;
@@ -61,7 +85,9 @@ impl SharedMoe {
             d_ff,
             d_ff_shared,
             n_dense,
-            d_ff_dense: if n_dense > 0 { keys.d_ff()? } else { 0 },
+            d_ff_dense: if has_dense { keys.d_ff()? } else { 0 },
+            softcap: Some(keys.not_negative(SOFTCAP, 0.0)? as f32).filter(|&cap| cap > 0.0),
+            act: [Gate::Silu; 2],
             router: Router {
                 score,
                 bias: None, // a tensor of each layer
@@ -73,27 +99,74 @@ impl SharedMoe {
         })
     }
 
-    /// `x += mlp(norm(x))`, dense or with experts.
-    pub fn layer(&self, b: &mut Builder, dims: &Dims, layer: usize, x: Buf) -> Result<(), Error> {
-        if layer < self.n_dense {
-            return parts::feed_forward(b, dims, self.d_ff_dense, layer, x);
+    /// Returns a model of plain attention, with heads of q and k normalized by `qk_norm`, and this mixture.
+    pub fn model(&self, keys: Keys, arch: &str, pairing: RopePairing, qk_norm: Option<QkNorm>) -> Result<Plan, Error> {
+        let mut dims = keys.dims()?;
+        dims.n_layer = keys.trunk(dims.n_layer)?;
+        let rope = keys.rope(dims.d_k, pairing)?;
+
+        let mut b = Builder::new(keys.names(), arch, dims.n_vocab, dims.d_model, dims.n_ctx_train);
+        b.skip_layers_from(dims.n_layer);
+        let attn = Attention { qk_norm, ..Attention::plain(b.rope(rope), dims.d_k) };
+        let x = parts::embed(&mut b, &dims)?;
+        for layer in 0..dims.n_layer {
+            b.layer(Some(layer as u32));
+            parts::attention(&mut b, &dims, attn, layer, x)?;
+            self.layer(&mut b, &dims, layer, x)?;
         }
-        let Self { n_expert, n_used, d_ff, d_ff_shared, .. } = *self;
+        parts::head(b, &dims, x)
+    }
+
+    /// The weights are divided by their sum, whatever a file says.
+    pub fn renormalised(mut self) -> Self {
+        self.router.renormalise = Some(SUM_EPS);
+        self
+    }
+
+    /// The same with other activations, of the routed experts and of the rest.
+    pub fn activated(self, act: [Gate; 2]) -> Self {
+        Self { act, ..self }
+    }
+
+    /// `x += mlp(norm(x))`, dense or with experts, with a norm in front of the sum where the model has such.
+    pub fn layer(&self, b: &mut Builder, dims: &Dims, layer: usize, x: Buf) -> Result<(), Error> {
+        let is_dense = self.n_dense.map_or_else(|| !b.has(&router(layer)), |n_dense| layer < n_dense);
+        if is_dense {
+            return parts::feed_forward_by(b, dims, (self.d_ff_dense, self.act[1]), layer, x);
+        }
+        let Self { n_expert, n_used, d_ff, d_ff_shared, act: [act, act_shared], .. } = *self;
         let d_model = dims.d_model;
         let h = parts::norm(b, dims, layer, "ffn_norm", x, "f")?;
         let logits = parts::linear(b, layer, "ffn_gate_inp", h, [n_expert, d_model], "router")?;
+        if let Some(cap) = self.softcap {
+            b.push(Op::Softcap { x: logits, cap });
+        }
         let bias = b.opt_vector(&format!("blk.{layer}.exp_probs_b.bias"), n_expert)?;
         let ids = b.ids("ids", Rows::Tokens, n_used);
         let weights = b.buf("weights", Rows::Tokens, n_used);
         b.push(Op::Route { logits, router: Router { bias, ..self.router }, n_used, ids, weights });
-        let y = parts::stack(b, dims, Stack::plain(n_expert, d_ff), layer, h, (ids, n_used))?;
-        if d_ff_shared > 0 {
-            let y = parts::mlp(b, dims, parts::SHARED, (d_ff_shared, Gate::Silu), layer, h, "shared")?;
-            b.push(Op::Add { x, y });
+        let stack = Stack { act, ..Stack::plain(n_expert, d_ff) };
+        let y = parts::stack(b, dims, stack, layer, h, (ids, n_used))?;
+        // What is normalized before it is added has a separate buffer.
+        let sum = if dims.post_norm.is_some() { b.buf("sum", Rows::Tokens, d_model) } else { x };
+        let shared = match d_ff_shared {
+            0 => None,
+            d_ff => Some(parts::mlp(b, dims, parts::SHARED, (d_ff, act_shared), layer, h, "shared")?),
+        };
+        if sum != x {
+            b.push(Op::Combine { x: sum, add: false, y, weights, norm: None });
+            shared.into_iter().for_each(|y| b.push(Op::Add { x: sum, y }));
+            return parts::add(b, dims, layer, "post_ffw_norm", x, sum);
         }
+        shared.into_iter().for_each(|y| b.push(Op::Add { x, y }));
         b.push(Op::Combine { x, add: true, y, weights, norm: None });
         Ok(())
     }
+}
+
+/// Name of a layer's router.
+fn router(layer: usize) -> String {
+    format!("blk.{layer}.ffn_gate_inp.weight")
 }
 
 /// GGUF numbers the scores (1 is softmax, 2 sigmoid), config.json names them.
@@ -101,14 +174,15 @@ fn score(keys: Keys, default: Score) -> Result<Score, Error> {
     match keys.opt_count(EXPERT_GATING, u32::MAX as usize)? {
         Some(1) => return Ok(Score::Softmax),
         Some(2) => return Ok(Score::Sigmoid),
-        Some(n) => return Err(keys.error(EXPERT_GATING, format!("is {n}, 1 (softmax) or 2 (sigmoid) wanted"))),
+        Some(n) => return Err(keys.error(EXPERT_GATING, format!("is {n}, expected 1 (softmax) or 2 (sigmoid)"))),
         None => {}
     }
     match keys.opt_str(SCORE)? {
         Some("softmax") => Ok(Score::Softmax),
-        Some("sigmoid") => Ok(Score::Sigmoid),
+        // dots.llm1 names the method of the choice here.
+        Some("sigmoid" | "noaux_tc") => Ok(Score::Sigmoid),
         Some(other) => {
-            let what = format!("is {}, softmax or sigmoid wanted", crate::error::printable(other));
+            let what = format!("is {}, expected softmax or sigmoid", crate::error::printable(other));
             Err(keys.error(SCORE, what))
         }
         None => Ok(default),
@@ -124,7 +198,7 @@ fn groups(keys: Keys, n_expert: usize, score: Score) -> Result<Option<Groups>, E
         None | Some("group_limited_greedy" | "noaux_tc") => false,
         Some(other) => {
             let what =
-                format!("is {}, greedy, group_limited_greedy or noaux_tc wanted", crate::error::printable(other));
+                format!("is {}, expected greedy, group_limited_greedy or noaux_tc", crate::error::printable(other));
             return Err(keys.error(METHOD, what));
         }
     };

@@ -3,14 +3,17 @@
 //! A file that gives a window but not the layers it holds for is read as its architecture says, or refused: a layer
 //! that sees more than it was trained to see computes something else.
 
-use checkpoint::Value;
+use checkpoint::{Value, ValueKind};
 
 use super::keys::{Key, Keys, MAX_CONTEXT, N_CTX_TRAIN, key};
 use crate::Error;
 use crate::error::printable;
 
 const WINDOW: Key = key("attention.sliding_window", &["sliding_window"]);
-const PATTERN: Key = key("attention.sliding_window_pattern", &["layer_types", "sliding_window_pattern"]);
+const PATTERN: Key = key(
+    "attention.sliding_window_pattern",
+    &["layer_types", "sliding_window_pattern", "hybrid_layer_pattern", "global_attn_every_n_layers"],
+);
 /// Qwen's switch, which goes before its window.
 const USE_WINDOW: Key = key("", &["use_sliding_window"]);
 /// Qwen's number of layers in front that see everything.
@@ -23,11 +26,13 @@ pub(super) enum Unnamed {
     All,
     /// All but every `n`-th (Gemma 3, gpt-oss).
     ButEvery(usize),
+    /// All but the first of every `n` (Laguna).
+    ButFirstOf(usize),
     /// None can be told: an error, unless the window is as long as the context.
     Unknown,
 }
 
-/// The window of every layer, the position itself included; `None` for layers that see everything.
+/// Returns the window of every layer, the position itself included; `None` for layers that see everything.
 pub(super) fn windows(keys: &Keys, n_layer: usize, unnamed: Unnamed) -> Result<Vec<Option<usize>>, Error> {
     let window = match keys.opt_bool(USE_WINDOW)? {
         Some(false) => None,
@@ -39,6 +44,7 @@ pub(super) fn windows(keys: &Keys, n_layer: usize, unnamed: Unnamed) -> Result<V
             (None, _) => vec![false; n_layer],
             (Some(_), Unnamed::All) => vec![true; n_layer],
             (Some(_), Unnamed::ButEvery(n)) => but_every(n, n_layer),
+            (Some(_), Unnamed::ButFirstOf(n)) => (0..n_layer).map(|layer| layer % n != 0).collect(),
             (Some(window), Unnamed::Unknown) => unknown(keys, window, n_layer)?,
         },
     };
@@ -50,8 +56,8 @@ pub(super) fn windows(keys: &Keys, n_layer: usize, unnamed: Unnamed) -> Result<V
     }
 }
 
-/// What the file says of each layer.
-fn pattern(keys: &Keys, n_layer: usize) -> Result<Option<Vec<bool>>, Error> {
+/// Returns what the file says of each layer.
+pub(super) fn pattern(keys: &Keys, n_layer: usize) -> Result<Option<Vec<bool>>, Error> {
     let Some(name) = keys.name(PATTERN) else { return Ok(None) };
     let meta = keys.meta();
     let pattern = match meta.get(&name) {
@@ -64,22 +70,20 @@ fn pattern(keys: &Keys, n_layer: usize) -> Result<Option<Vec<bool>>, Error> {
                 Some("full_attention") => Ok(false),
                 other => {
                     let found = printable(other.unwrap_or("no text"));
-                    let what = format!("names layer {layer} {found}, sliding_attention or full_attention wanted");
+                    let what = format!("names layer {layer} {found}, expected sliding_attention or full_attention");
                     Err(keys.error(PATTERN, what))
                 }
             })
             .collect::<Result<_, _>>()?,
-        Some(Value::Numbers(_)) => meta.bools(&name)?,
+        Some(Value::Numbers(list)) if list.element() == ValueKind::Bool => meta.bools(&name)?,
+        Some(Value::Numbers(_)) => meta.u32s(&name)?.into_iter().map(|n| n != 0).collect(),
         // One number n: every n-th layer sees everything; with 0 none does.
         Some(_) => match keys.count_or_zero(PATTERN, usize::MAX)? {
             0 => vec![true; n_layer],
             n => but_every(n, n_layer),
         },
     };
-    if pattern.len() != n_layer {
-        return Err(keys.error(PATTERN, format!("has {} layers, the model has {n_layer}", pattern.len())));
-    }
-    Ok(Some(pattern))
+    keys.of_layers(&name, "layers", pattern, n_layer).map(Some)
 }
 
 fn but_every(n: usize, n_layer: usize) -> Vec<bool> {

@@ -7,8 +7,8 @@ use std::collections::{HashMap, HashSet};
 use quant::act::ActKind;
 
 use super::{
-    Buf, BufDecl, Cache, CacheDecl, Elem, LinearPart, Op, Plan, Read, Rope, RopeDecl, Rows, Slab, Source, State,
-    StateDecl, Weight, WeightDecl,
+    Buf, BufDecl, Cache, CacheDecl, DraftHead, Elem, LinearPart, LongRopes, Op, Plan, Read, Rope, RopeDecl, Rows, Slab,
+    Source, State, StateDecl, Weight, WeightDecl,
 };
 use crate::Error;
 use crate::names::{Found, Names};
@@ -24,7 +24,7 @@ pub struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// An empty plan over the tensors of a checkpoint.
+    /// Returns an empty plan over the tensors of a checkpoint.
     pub fn new(names: Names<'a>, arch: &str, n_vocab: usize, d_model: usize, n_ctx_train: usize) -> Self {
         let plan = Plan::new(arch, n_vocab, d_model, n_ctx_train);
         Self { names, plan, layer: None, n_layer: None, by_name: HashMap::new(), skipped: HashSet::new() }
@@ -42,18 +42,23 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// This tensor may be unused: other tensors hold its numbers.
+    /// This tensor may be unused, by its GGUF name: other tensors hold its numbers, or nothing depends on them.
     pub fn skip(&mut self, name: &str) -> &mut Self {
-        self.skipped.insert(name.into());
+        self.skipped.insert(self.names.tensor(name).map_or(name, |info| &info.name).into());
         self
     }
 
-    /// Whether the checkpoint has a tensor for this GGUF name.
+    /// Returns whether the checkpoint has a tensor for this GGUF name.
     pub fn has(&self, name: &str) -> bool {
         self.names.has(name)
     }
 
-    /// A tensor of any type with this shape, by its GGUF name. The same name gives the same weight again.
+    /// Returns the rows of the one tensor of this name, where there is such.
+    pub fn n_rows(&self, name: &str) -> Option<usize> {
+        self.names.tensor(name)?.shape.first().copied()
+    }
+
+    /// Returns a tensor of any type with this shape, by its GGUF name. The same name gives the same weight again.
     ///
     /// Axes of length 1 are ignored: some writers drop them.
     ///
@@ -88,11 +93,25 @@ impl<'a> Builder<'a> {
         let (each, before) = (rows.iter().sum::<usize>(), rows[..part].iter().sum::<usize>());
         let Found { dtype, source, is_repacked } = self.names.find(name, &[n_head * each, k])?;
         let Source::Tensor(tensor) = source else {
-            return Err(self.names.error(name, "is made of several tensors, one wanted".into()));
+            return Err(self.names.error(name, "is made of several tensors, expected one".into()));
         };
         let slab = |head| Slab { tensor: tensor.clone(), first_row: head * each + before };
         let source = Source::Slabs((0..n_head).map(slab).collect());
         let (name, shape) = (format!("{name}[{part}/{}]", rows.len()), vec![n_head, rows[part], k]);
+        Ok(self.declare_weight(WeightDecl { name, dtype, shape, source, read: Read::Plain, is_repacked }))
+    }
+
+    /// One of the matrices that a tensor stores one above the other: `[rows[part], k]` of `[Σ rows, k]`.
+    ///
+    /// # Errors
+    /// When the tensor is missing, has another shape, or consists of several tensors.
+    pub fn part(&mut self, name: &str, rows: &[usize], part: usize, k: usize) -> Result<Weight, Error> {
+        let Found { dtype, source, is_repacked } = self.names.find(name, &[rows.iter().sum(), k])?;
+        let Source::Tensor(tensor) = source else {
+            return Err(self.names.error(name, "is made of several tensors, expected one".into()));
+        };
+        let source = Source::Slabs(vec![Slab { tensor, first_row: rows[..part].iter().sum() }]);
+        let (name, shape) = (format!("{name}[{part}/{}]", rows.len()), vec![rows[part], k]);
         Ok(self.declare_weight(WeightDecl { name, dtype, shape, source, read: Read::Plain, is_repacked }))
     }
 
@@ -106,27 +125,27 @@ impl<'a> Builder<'a> {
         weight
     }
 
-    /// A vector `[n]` of plain numbers: norms and biases are never quantised.
+    /// Returns a vector `[n]` of plain numbers: norms and biases are never quantized.
     ///
     /// # Errors
-    /// When it is missing, or has another length or a quantised type.
+    /// When it is missing, or has another length or a quantized type.
     pub fn vector(&mut self, name: &str, n: usize) -> Result<Weight, Error> {
         self.vector_read(name, n, Read::Plain)
     }
 
-    /// A vector `[n]` that is transformed when read.
+    /// Returns a vector `[n]` that is transformed when read.
     ///
     /// # Errors
     /// As [`Builder::vector`].
     pub fn vector_read(&mut self, name: &str, n: usize, read: Read) -> Result<Weight, Error> {
         let Found { dtype, source, is_repacked } = self.names.find(name, &[n])?;
         if dtype.act() != ActKind::F32 {
-            return Err(self.names.error(name, format!("has type {dtype}, f32, f16 or bf16 wanted")));
+            return Err(self.names.error(name, format!("has type {dtype}, expected f32, f16 or bf16")));
         }
         Ok(self.declare_weight(WeightDecl { name: name.into(), dtype, shape: vec![n], source, read, is_repacked }))
     }
 
-    /// A vector that the checkpoint may lack.
+    /// Returns a vector that the checkpoint may lack.
     ///
     /// # Errors
     /// As [`Builder::vector`], for a vector that is there.
@@ -134,12 +153,12 @@ impl<'a> Builder<'a> {
         self.has(name).then(|| self.vector(name, n)).transpose()
     }
 
-    /// A buffer of activations; inside a layer `.LAYER` is appended to its name.
+    /// Returns a buffer of activations; inside a layer `.LAYER` is appended to its name.
     pub fn buf(&mut self, name: &str, rows: Rows, width: usize) -> Buf {
         self.declare(name, rows, width, Elem::F32)
     }
 
-    /// A buffer of expert ids.
+    /// Returns a buffer of expert ids.
     pub fn ids(&mut self, name: &str, rows: Rows, width: usize) -> Buf {
         self.declare(name, rows, width, Elem::U32)
     }
@@ -153,7 +172,7 @@ impl<'a> Builder<'a> {
         Buf(self.plan.bufs.len() as u32 - 1)
     }
 
-    /// A cache for one attention layer.
+    /// Returns a cache for one attention layer.
     pub fn cache(&mut self, cache: CacheDecl) -> Cache {
         self.plan.caches.push(cache);
         Cache(self.plan.caches.len() as u32 - 1)
@@ -165,16 +184,35 @@ impl<'a> Builder<'a> {
         State(self.plan.states.len() as u32 - 1)
     }
 
-    /// A rotary embedding, which layers may share.
+    /// Returns a rotary embedding, which layers may share.
     pub fn rope(&mut self, rope: RopeDecl) -> Rope {
         self.plan.ropes.push(rope);
         Rope(self.plan.ropes.len() as u32 - 1)
     }
 
-    /// Appends an op.
+    /// Returns the model's one rotary embedding, and notes the one that contexts beyond a length have in its place.
+    pub fn long_rope(&mut self, rope: RopeDecl, long: Option<(usize, RopeDecl)>) -> Rope {
+        self.plan.long_ropes = long.map(|(n_ctx, rope)| LongRopes { n_ctx, ropes: vec![rope] });
+        self.rope(rope)
+    }
+
+    /// Appends an op, of the draft head once that is started.
     pub fn push(&mut self, op: Op) {
-        self.plan.ops.push(op);
-        self.plan.layers.push(self.layer);
+        let (ops, layers) = match &mut self.plan.draft {
+            Some(draft) => (&mut draft.ops, &mut draft.layers),
+            None => (&mut self.plan.ops, &mut self.plan.layers),
+        };
+        ops.push(op);
+        layers.push(self.layer);
+    }
+
+    /// Ends the model's ops with its logits, and starts those of the draft head, which is given rows of `source`.
+    /// Returns the buffer of what it is given.
+    pub fn start_draft(&mut self, logits: Buf, source: Buf) -> Buf {
+        self.plan.logits = logits;
+        let input = self.buf("given", Rows::Tokens, self.plan.d_model);
+        self.plan.draft = Some(DraftHead { source, input, ops: Vec::new(), layers: Vec::new(), logits });
+        input
     }
 
     /// Appends `out = x·wᵀ (+ bias)` and returns the buffer `out`, which has the rows of `x`.
@@ -193,13 +231,16 @@ impl<'a> Builder<'a> {
         out
     }
 
-    /// Ends the plan.
+    /// Ends the plan, or its draft head.
     ///
     /// # Errors
     /// When the checkpoint has a tensor that the plan does not read and `ignored` does not accept: with an unused
     /// tensor the model computes something else.
     pub fn finish(mut self, logits: Buf, ignored: impl Fn(&str) -> bool) -> Result<Plan, Error> {
-        self.plan.logits = logits;
+        match &mut self.plan.draft {
+            Some(draft) => draft.logits = logits,
+            None => self.plan.logits = logits,
+        }
         let used: HashSet<&str> = self.plan.weights.iter().flat_map(|decl| decl.source.tensors()).collect();
         let skipped = |name: &str| self.n_layer.zip(Names::layer(name)).is_some_and(|(n, layer)| layer >= n);
         let skipped = |name: &str| skipped(name) || self.skipped.contains(name);

@@ -72,24 +72,25 @@ impl CacheDecl {
 }
 
 impl Plan {
-    /// The kind of each weight, `[weights]`.
+    /// Returns the kind of each weight, `[weights]`.
     pub fn kinds(&self) -> Vec<Kind> {
         let mut kinds = vec![Kind::Norm; self.weights.len()];
         let fed = self.fed_by_attention();
         let feeds = self.feeds_attention(&fed);
         let mut routed_bufs = Vec::new();
-        for op in &self.ops {
+        for op in self.all_ops() {
             if let Op::Route { logits, .. } = op {
                 routed_bufs.push(*logits);
             }
         }
         routed_bufs.sort_unstable();
+        let outputs = [Some(self.logits), self.draft.as_ref().map(|draft| draft.logits)];
         let mut set = |w: Weight, kind| kinds[w.0 as usize] = kind;
-        for op in &self.ops {
+        for op in self.all_ops() {
             match op {
                 Op::Linear { x, parts } => {
                     for part in parts {
-                        let kind = if part.out == self.logits {
+                        let kind = if outputs.contains(&Some(part.out)) {
                             Kind::Output
                         } else if fed.contains(x) || feeds.contains(&part.out) {
                             Kind::Attention
@@ -117,6 +118,7 @@ impl Plan {
                 // Norms of the residual stream, and scales beside them. The table of embeddings comes below.
                 Op::RmsNorm { .. } | Op::Combine { .. } | Op::ScaleBy { .. } | Op::Embed { .. } => {}
                 Op::HeadNorm { w: None, .. }
+                | Op::Center { .. }
                 | Op::Attention { sinks: None, .. }
                 | Op::Rope { .. }
                 | Op::SplitHeads { .. }
@@ -127,12 +129,12 @@ impl Plan {
                 | Op::DeltaNet { .. }
                 | Op::Select { .. }
                 | Op::Scale { .. }
-                | Op::SigmoidGate { .. }
+                | Op::GateBy { .. }
                 | Op::Softcap { .. } => {}
             }
         }
         // Last, so that a tied table counts as embeddings.
-        for op in &self.ops {
+        for op in self.all_ops() {
             if let Op::Embed { table, .. } = op {
                 set(*table, Kind::Embed);
             }
@@ -144,11 +146,11 @@ impl Plan {
     fn feeds_attention(&self, fed: &HashSet<Buf>) -> HashSet<Buf> {
         let mut feeds = HashSet::new();
         // Backwards, so that one pass sees the last writer of a buffer first.
-        for op in self.ops.iter().rev() {
+        for op in self.all_ops().rev() {
             match op {
                 Op::KvAppend { k, v, .. } => feeds.extend([Some(*k), *v].into_iter().flatten()),
                 Op::Attention { q, .. } => feeds.extend([*q]),
-                Op::SigmoidGate { x, gate } if fed.contains(x) => feeds.extend([*gate]),
+                Op::GateBy { x, gate, .. } if fed.contains(x) => feeds.extend([*gate]),
                 Op::DeltaNet { q, k, v, .. } => feeds.extend([*q, *k, *v]),
                 Op::CausalConv { x, out, .. } if feeds.contains(out) => feeds.extend([*x]),
                 Op::GatedNorm { gate, .. } => feeds.extend([*gate]),
@@ -166,13 +168,14 @@ impl Plan {
                 }
                 // In place: the buffer feeds attention already, or is not on the path.
                 Op::HeadNorm { .. } | Op::Rope { .. } | Op::Scale { .. } | Op::ScaleBy { .. } | Op::Softcap { .. } => {}
-                Op::SigmoidGate { .. }
+                Op::GateBy { .. }
                 | Op::CausalConv { .. }
                 | Op::Linear { .. }
                 | Op::SplitHeads { .. }
                 | Op::JoinHeads { .. }
                 | Op::HeadLinear { .. }
                 | Op::RmsNorm { .. }
+                | Op::Center { .. }
                 | Op::Embed { .. }
                 | Op::GatedLinear { .. }
                 | Op::GatedAct { .. }
@@ -189,18 +192,19 @@ impl Plan {
     /// Buffers on the path out of attention, up to the projection into the residual stream.
     fn fed_by_attention(&self) -> HashSet<Buf> {
         let mut fed = HashSet::new();
-        for op in &self.ops {
+        for op in self.all_ops() {
             match op {
                 Op::Attention { out, .. } | Op::DeltaNet { out, .. } => fed.extend([*out]),
                 Op::Select { x, out } | Op::HeadLinear { x, out, .. } if fed.contains(x) => fed.extend([*out]),
                 // In place, or the end of the path: a projection into the residual stream. Others start no path.
-                Op::SigmoidGate { .. } | Op::GatedNorm { .. } | Op::HeadNorm { .. } | Op::Rope { .. } => {}
+                Op::GateBy { .. } | Op::GatedNorm { .. } | Op::HeadNorm { .. } | Op::Rope { .. } => {}
                 Op::Select { .. }
                 | Op::HeadLinear { .. }
                 | Op::Embed { .. }
                 | Op::Linear { .. }
                 | Op::GatedLinear { .. }
                 | Op::RmsNorm { .. }
+                | Op::Center { .. }
                 | Op::SplitHeads { .. }
                 | Op::JoinHeads { .. }
                 | Op::GatedAct { .. }
@@ -219,9 +223,9 @@ impl Plan {
         fed
     }
 
-    /// Whether a buffer is (part of) the residual stream: embeddings, and buffers that ops add to.
+    /// Returns whether a buffer is (part of) the residual stream: embeddings, and buffers that ops add to.
     fn is_stream(&self, buf: Buf) -> bool {
-        self.ops.iter().any(|op| match op {
+        self.all_ops().any(|op| match op {
             Op::Embed { out, .. } => *out == buf,
             Op::Add { x, .. } | Op::Combine { x, .. } | Op::RmsNorm { x, residual: Some(_), .. } => *x == buf,
             _ => false,
@@ -235,12 +239,13 @@ impl Plan {
         Kind::ALL.into_iter().map(|kind| (kind, of(kind))).filter(|&(_, bytes)| bytes > 0).collect()
     }
 
-    /// Bytes of weights that decoding one token reads: only the used experts, and one row of the embeddings.
+    /// Bytes of weights that decoding one token reads: only the used experts, and one row of the embeddings. What
+    /// drafts read is left out.
     pub fn bytes_per_token(&self) -> usize {
         self.ops.iter().map(|op| self.bytes_of(op)).sum()
     }
 
-    /// The bytes of these that one op of the plan reads.
+    /// Returns the bytes of these that one op of the plan reads.
     pub fn bytes_of(&self, op: &Op) -> usize {
         self.active(op, WeightDecl::bytes, |w| total_row_bytes(w.dtype, w.shape[1]))
     }
@@ -250,12 +255,12 @@ impl Plan {
         self.ops.iter().map(|op| self.active(op, WeightDecl::n_values, |w| w.shape[1])).sum()
     }
 
-    /// All parameters.
+    /// Returns all parameters.
     pub fn n_params(&self) -> usize {
         self.weights.iter().map(WeightDecl::n_values).sum()
     }
 
-    /// The widest window of the caches that keep one.
+    /// Returns the widest window of the caches that keep one.
     pub fn window(&self) -> Option<usize> {
         self.caches.iter().filter_map(|c| c.window).max()
     }

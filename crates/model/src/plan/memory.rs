@@ -18,19 +18,28 @@ pub struct Placement {
     pub bytes: usize,
 }
 
-/// First and last op that names a buffer, as indices into `ops`; `None` for unused buffers. The logits and their input
-/// live to the end.
+/// First and last op that names a buffer, as indices into [`Plan::all_ops`]; `None` for unused buffers. The logits and
+/// their input live to the end of their ops, and so do the hidden states that a draft head is given.
 pub fn lifetimes(plan: &Plan) -> Vec<Option<(usize, usize)>> {
     let mut lives = vec![None; plan.bufs.len()];
-    for (i, op) in plan.ops.iter().enumerate() {
+    let n_ops = plan.ops.len();
+    for (i, op) in plan.all_ops().enumerate() {
         for (buf, _) in op.bufs() {
             let life = &mut lives[buf.0 as usize];
             *life = Some((life.map_or(i, |(first, _): (usize, usize)| first), i));
         }
     }
-    for buf in [Some(plan.logits), plan.hidden()].into_iter().flatten() {
-        if let Some(Some((_, last))) = lives.get_mut(buf.0 as usize) {
-            *last = plan.ops.len();
+    let mut outputs = vec![(Some(plan.logits), n_ops), (plan.hidden(), n_ops)];
+    if let Some(draft) = &plan.draft {
+        let end = n_ops + draft.ops.len();
+        outputs.extend([(Some(draft.source), n_ops), (Some(draft.logits), end), (plan.draft_hidden(), end)]);
+        if let Some(Some((first, _))) = lives.get_mut(draft.input.0 as usize) {
+            *first = n_ops;
+        }
+    }
+    for (buf, end) in outputs {
+        if let Some(Some((_, last))) = buf.and_then(|buf| lives.get_mut(buf.0 as usize)) {
+            *last = end;
         }
     }
     lives
@@ -43,7 +52,7 @@ pub fn place(plan: &Plan, max_tokens: usize, max_outputs: usize) -> Placement {
     place_lives(plan, &lifetimes(plan), max_tokens, max_outputs)
 }
 
-/// The same with lifetimes of the caller's own, `[bufs]`: first and last moment of each buffer.
+/// Returns the same with lifetimes of the caller's own, `[bufs]`: first and last moment of each buffer.
 pub fn place_lives(plan: &Plan, lives: &[Option<(usize, usize)>], max_tokens: usize, max_outputs: usize) -> Placement {
     let len: Vec<usize> = plan
         .bufs
@@ -94,7 +103,8 @@ mod tests {
     use super::super::{Buf, BufDecl, Elem, Op, Rows};
     use super::*;
 
-    /// A plan of copies: op `i` reads and writes the buffers of `uses[i]`. Only lifetimes and sizes matter here.
+    /// Returns a plan of copies: op `i` reads and writes the buffers of `uses[i]`. Only lifetimes and sizes matter
+    /// here.
     fn plan(widths: &[usize], uses: &[(usize, usize)]) -> Plan {
         let rows = [Rows::Tokens, Rows::Slots(3), Rows::Outputs];
         let bufs = widths.iter().enumerate().map(|(i, &width)| BufDecl {
@@ -115,9 +125,11 @@ mod tests {
             caches: Vec::new(),
             states: Vec::new(),
             ropes: Vec::new(),
+            long_ropes: None,
             layers: vec![None; ops.len()],
             ops,
             logits: Buf(0),
+            draft: None,
         }
     }
 

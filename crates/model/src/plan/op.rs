@@ -2,7 +2,7 @@
 //!
 //! Knows no plan: indices into one are all that an operation has.
 
-use super::{Buf, Cache, DeltaHeads, Gate, Rope, Router, State, Weight};
+use super::{Buf, Cache, DeltaHeads, Gate, GateFactor, Rope, Router, State, Weight};
 
 /// One operation. Field names: `x` is the input, `out` the output; shapes are in the comments.
 #[allow(missing_docs)]
@@ -10,11 +10,11 @@ use super::{Buf, Cache, DeltaHeads, Gate, Rope, Router, State, Weight};
 pub enum Op {
     /// `out[t,:] = dequant(table[id[t],:]) · scale`.
     Embed {
-        table: Weight, // [n_vocab, d_model]
+        table: Weight, // [n_vocab, d]
         scale: f32,
-        out: Buf, // [T, d_model]
+        out: Buf, // [T, d]
     },
-    /// `out[t,n] = Σ_k w[n,k]·x[t,k] (+ bias[n])` for every part; parts share the input, so it is quantised once.
+    /// `out[t,n] = Σ_k w[n,k]·x[t,k] (+ bias[n])` for every part; parts share the input, so it is quantized once.
     Linear {
         x: Buf, // [T, k]
         parts: Vec<LinearPart>,
@@ -33,6 +33,11 @@ pub enum Op {
         residual: Option<Buf>, // [T, d]
         w: Weight,             // [d]
         eps: f32,
+        out: Buf, // [T, d]
+    },
+    /// `out = x - mean(x)` of each row: what a layer norm does before it is an `rms_norm`.
+    Center {
+        x: Buf,   // [T, d]
         out: Buf, // [T, d]
     },
     /// `rms_norm` of each head's slice, in place.
@@ -95,6 +100,8 @@ pub enum Op {
         scale: f32,
         /// Sees only the last `window` positions, itself included.
         window: Option<usize>,
+        /// Sees the positions since the last multiple of the window instead, its own included (Llama 4).
+        chunked: bool,
         /// `softcap · tanh(s / softcap)` on the scores.
         softcap: Option<f32>,
         /// Attention sinks, `[n_head]`: one extra logit per head in the softmax's denominator, without a value
@@ -164,10 +171,12 @@ pub enum Op {
         x: Buf,
         w: Weight, // [1]
     },
-    /// `x = x ⊙ σ(gate)`, in place; a gate of width 1 applies to its whole row.
-    SigmoidGate {
+    /// `x = x ⊙ factor(gate)`, in place; a number of the gate is for `d / n` neighbors: one for its whole row, one a
+    /// head, or one for each.
+    GateBy {
         x: Buf,    // [T, d]
-        gate: Buf, // [T, d] or [T, 1]
+        gate: Buf, // [T, n], where n divides d
+        factor: GateFactor,
     },
     /// The gates of a gated delta rule: `g = exp(a_log · softplus(a + dt_bias))`, `beta = σ(b)`.
     DecayBeta {
@@ -235,14 +244,28 @@ pub enum Access {
     Update,
 }
 
+/// Matrices, or stacks of them, of one op that are multiplied with rows of one buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Product {
+    /// The matrices or stacks, all with rows as long as those of `x`.
+    pub weights: Vec<Weight>,
+    /// The buffer that they are multiplied with.
+    pub x: Buf,
+    /// The buffer whose ids choose matrices of the stacks for each row of `x`.
+    pub ids: Option<Buf>,
+    /// Whether the columns of the file are rows of the product.
+    pub transposed: bool,
+}
+
 impl Op {
-    /// Its name in printed plans, kernels, tests and traces.
+    /// Returns its name in printed plans, kernels, tests and traces.
     pub fn name(&self) -> &'static str {
         match self {
             Op::Embed { .. } => "embed",
             Op::Linear { .. } => "linear",
             Op::GatedLinear { .. } => "gated_linear",
             Op::RmsNorm { .. } => "rms_norm",
+            Op::Center { .. } => "center",
             Op::HeadNorm { .. } => "head_norm",
             Op::Rope { .. } => "rope",
             Op::SplitHeads { .. } => "split_heads",
@@ -260,7 +283,7 @@ impl Op {
             Op::Select { .. } => "select",
             Op::Scale { .. } => "scale",
             Op::ScaleBy { .. } => "scale_by",
-            Op::SigmoidGate { .. } => "sigmoid_gate",
+            Op::GateBy { .. } => "gate_by",
             Op::DecayBeta { .. } => "decay_beta",
             Op::GatedNorm { .. } => "gated_norm",
             Op::Softcap { .. } => "softcap",
@@ -277,7 +300,10 @@ impl Op {
                 f(x, Read);
                 parts.iter_mut().for_each(|part| f(&mut part.out, Write));
             }
-            Op::GatedLinear { x, out, .. } | Op::HeadLinear { x, out, .. } | Op::Select { x, out } => {
+            Op::GatedLinear { x, out, .. }
+            | Op::Center { x, out }
+            | Op::HeadLinear { x, out, .. }
+            | Op::Select { x, out } => {
                 f(x, Read);
                 f(out, Write);
             }
@@ -308,7 +334,7 @@ impl Op {
                 f(x, Update);
                 f(y, Read);
             }
-            Op::SigmoidGate { x, gate } | Op::GatedNorm { x, gate, .. } => {
+            Op::GateBy { x, gate, .. } | Op::GatedNorm { x, gate, .. } => {
                 f(x, Update);
                 f(gate, Read);
             }
@@ -361,7 +387,8 @@ impl Op {
         out
     }
 
-    /// The recurrent state that the op reads and updates. Such an op mixes the rows of a sequence, as attention does.
+    /// Returns the recurrent state that the op reads and updates. Such an op mixes the rows of a sequence, as attention
+    /// does.
     pub fn state(&self) -> Option<State> {
         match self {
             Op::CausalConv { state, .. } | Op::DeltaNet { state, .. } => Some(*state),
@@ -369,6 +396,7 @@ impl Op {
             | Op::Linear { .. }
             | Op::GatedLinear { .. }
             | Op::RmsNorm { .. }
+            | Op::Center { .. }
             | Op::HeadNorm { .. }
             | Op::Rope { .. }
             | Op::SplitHeads { .. }
@@ -384,10 +412,46 @@ impl Op {
             | Op::Select { .. }
             | Op::Scale { .. }
             | Op::ScaleBy { .. }
-            | Op::SigmoidGate { .. }
+            | Op::GateBy { .. }
             | Op::DecayBeta { .. }
             | Op::GatedNorm { .. }
             | Op::Softcap { .. } => None,
+        }
+    }
+
+    /// The products of matrices in the op; none where it multiplies with vectors alone, or looks rows up.
+    pub fn products(&self) -> Vec<Product> {
+        let whole = |weights, x| vec![Product { weights, x, ids: None, transposed: false }];
+        match *self {
+            Op::Linear { x, ref parts } => whole(parts.iter().map(|part| part.w).collect(), x),
+            Op::GatedLinear { x, gate, up, .. } => whole(vec![gate, up], x),
+            Op::HeadLinear { x, w, transposed, .. } => vec![Product { weights: vec![w], x, ids: None, transposed }],
+            Op::Experts { x, ids, gate, up, down, hidden, .. } => vec![
+                Product { weights: vec![gate, up], x, ids: Some(ids), transposed: false },
+                Product { weights: vec![down], x: hidden, ids: Some(ids), transposed: false },
+            ],
+            Op::Embed { .. }
+            | Op::RmsNorm { .. }
+            | Op::Center { .. }
+            | Op::HeadNorm { .. }
+            | Op::Rope { .. }
+            | Op::SplitHeads { .. }
+            | Op::JoinHeads { .. }
+            | Op::GatedAct { .. }
+            | Op::Add { .. }
+            | Op::KvAppend { .. }
+            | Op::Attention { .. }
+            | Op::CausalConv { .. }
+            | Op::DeltaNet { .. }
+            | Op::Route { .. }
+            | Op::Combine { .. }
+            | Op::Select { .. }
+            | Op::Scale { .. }
+            | Op::ScaleBy { .. }
+            | Op::GateBy { .. }
+            | Op::DecayBeta { .. }
+            | Op::GatedNorm { .. }
+            | Op::Softcap { .. } => Vec::new(),
         }
     }
 
@@ -409,7 +473,8 @@ impl Op {
             Op::Attention { sinks, .. } => sinks.iter().copied().collect(),
             Op::ScaleBy { w, .. } => vec![*w],
             Op::Combine { norm, .. } => norm.iter().map(|norm| norm.w).collect(),
-            Op::Rope { .. }
+            Op::Center { .. }
+            | Op::Rope { .. }
             | Op::SplitHeads { .. }
             | Op::JoinHeads { .. }
             | Op::GatedAct { .. }
@@ -418,7 +483,7 @@ impl Op {
             | Op::Select { .. }
             | Op::Scale { .. }
             | Op::DeltaNet { .. }
-            | Op::SigmoidGate { .. }
+            | Op::GateBy { .. }
             | Op::Softcap { .. } => Vec::new(),
         }
     }

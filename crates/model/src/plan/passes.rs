@@ -1,23 +1,45 @@
-//! Fusion: replaces neighbouring ops by one op that does the same with less memory traffic.
+//! Fusion: replaces neighboring ops by one op that does the same with less memory traffic.
 //!
 //! Architectures write plain ops; a pass finds a pattern of adjacent ops. The numbers are bit-identical on a backend
 //! that computes both forms by the same rules.
 
-use super::{Access, Buf, Norm, Op, Plan, Rows};
+use super::{Access, Buf, DraftHead, Norm, Op, Plan, Rows};
 
 /// All passes, in the required order.
 pub fn fuse(plan: &mut Plan) {
+    fuse_ops(plan);
+    with_draft(plan, fuse_ops);
+    drop_unused_buffers(plan);
+}
+
+fn fuse_ops(plan: &mut Plan) {
     select_early(plan);
     gate_linears(plan);
     join_linears(plan);
     norm_after_add(plan);
     norm_after_combine(plan);
-    drop_unused_buffers(plan);
+}
+
+/// Applies a pass to the ops of the draft head, as if they were the model's.
+pub fn with_draft(plan: &mut Plan, pass: impl FnOnce(&mut Plan)) {
+    let Some(mut draft) = plan.draft.take() else { return };
+    let mut swap = |plan: &mut Plan| {
+        std::mem::swap(&mut plan.ops, &mut draft.ops);
+        std::mem::swap(&mut plan.layers, &mut draft.layers);
+        std::mem::swap(&mut plan.logits, &mut draft.logits);
+    };
+    swap(plan);
+    pass(plan);
+    swap(plan);
+    plan.draft = Some(draft);
 }
 
 /// Moves `select` up to the last attention or recurrence. Behind it rows are independent, so only the returned rows
-/// need the rest of the last layer: of a long prompt, one.
+/// need the rest of the last layer: of a long prompt, one. A draft head needs all of the model's.
 pub fn select_early(plan: &mut Plan) {
+    if plan.draft.is_some() {
+        return;
+    }
     let mixes = |op: &Op| matches!(op, Op::Attention { .. }) || op.state().is_some();
     let Some(first) = plan.ops.iter().rposition(mixes).map(|i| i + 1) else { return };
     let Some(last) = plan.ops.iter().position(|op| matches!(op, Op::Select { .. })) else { return };
@@ -84,7 +106,7 @@ pub fn gate_linears(plan: &mut Plan) {
     });
 }
 
-/// Linears that share their input become one with several parts, so that the input is quantised once.
+/// Linears that share their input become one with several parts, so that the input is quantized once.
 pub fn join_linears(plan: &mut Plan) {
     rewrite::<2>(plan, |_, ops| {
         let [Op::Linear { x, parts }, Op::Linear { x: x2, parts: more }] = ops else { return None };
@@ -120,7 +142,8 @@ pub fn norm_after_combine(plan: &mut Plan) {
 pub fn drop_unused_buffers(plan: &mut Plan) {
     let mut used = vec![false; plan.bufs.len()];
     used[plan.logits.0 as usize] = true;
-    for (buf, _) in plan.ops.iter().flat_map(Op::bufs) {
+    let of_draft = plan.draft.iter().flat_map(|draft| [draft.source, draft.input, draft.logits]);
+    for buf in plan.all_ops().flat_map(Op::bufs).map(|(buf, _)| buf).chain(of_draft) {
         used[buf.0 as usize] = true;
     }
     let mut kept = 0;
@@ -137,10 +160,14 @@ pub fn drop_unused_buffers(plan: &mut Plan) {
         i += 1;
         used[i - 1]
     });
-    for op in &mut plan.ops {
+    let ops = plan.ops.iter_mut().chain(plan.draft.iter_mut().flat_map(|draft| &mut draft.ops));
+    for op in ops {
         op.for_each_buf_mut(|buf, _| *buf = new[buf.0 as usize]);
     }
     plan.logits = new[plan.logits.0 as usize];
+    if let Some(DraftHead { source, input, logits, .. }) = &mut plan.draft {
+        [source, input, logits].into_iter().for_each(|buf| *buf = new[buf.0 as usize]);
+    }
 }
 
 /// Replaces every run of `N` ops that `rule` accepts, and retries at the same place: a result may match with the ops
@@ -164,4 +191,5 @@ fn n_uses(plan: &Plan, buf: Buf) -> usize {
     let uses = plan.ops.iter().flat_map(Op::bufs).filter(|&(b, _)| b == buf);
     uses.map(|(_, access)| if access == Access::Update { 2 } else { 1 }).sum::<usize>()
         + usize::from(plan.logits == buf)
+        + usize::from(plan.draft.as_ref().is_some_and(|draft| draft.source == buf))
 }

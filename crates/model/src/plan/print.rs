@@ -5,22 +5,36 @@ use std::fmt;
 use std::ops::Range;
 
 use super::{
-    Buf, Cache, DeltaHeads, Elem, Gate, GroupScore, Op, Plan, RopePairing, Router, Rows, Score, Sharing, Weight,
+    Buf, Cache, DeltaHeads, Elem, Gate, GateFactor, GroupScore, Growth, Op, Plan, RopePairing, Router, Rows, Score,
+    Sharing, Weight,
 };
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Plan { arch, n_vocab, d_model, n_ctx_train, ops, bufs, weights, .. } = self;
         writeln!(f, "{arch}: n_vocab {n_vocab}, d_model {d_model}, n_ctx_train {n_ctx_train}")?;
-        writeln!(f, "{} ops, {} buffers, {} weights", ops.len(), bufs.len(), weights.len())?;
-        for (i, rope) in self.ropes.iter().enumerate() {
+        let n_ops = ops.len() + self.draft.as_ref().map_or(0, |draft| draft.ops.len());
+        writeln!(f, "{n_ops} ops, {} buffers, {} weights", bufs.len(), weights.len())?;
+        let (long, beyond) = match &self.long_ropes {
+            Some(long) => (&long.ropes[..], Some(long.n_ctx)),
+            None => (&[][..], None),
+        };
+        let own = self.ropes.iter().enumerate().map(|rope| (rope, None));
+        for ((i, rope), beyond) in own.chain(long.iter().enumerate().map(|rope| (rope, beyond))) {
             let pairing = match rope.pairing {
                 RopePairing::Half => "half",
                 RopePairing::Interleaved => "interleaved",
             };
             let (n, first, last) = (rope.inv_freq.len(), rope.inv_freq.first(), rope.inv_freq.last());
             let (first, last) = (first.copied().unwrap_or_default(), last.copied().unwrap_or_default());
-            writeln!(f, "rope {i}: {pairing}, {n} pairs, inv_freq {first:.6e} .. {last:.6e}, factor {}", rope.factor)?;
+            write!(f, "rope {i}: {pairing}, {n} pairs, inv_freq {first:.6e} .. {last:.6e}, factor {}", rope.factor)?;
+            if let Some(Growth { beta, step, offset }) = rope.growth {
+                write!(f, " · (1 + {beta} · ln(1 + ⌊(pos + {offset}) / {step}⌋))")?;
+            }
+            if let Some(n_ctx) = beyond {
+                write!(f, ", in contexts beyond {n_ctx}")?;
+            }
+            writeln!(f)?;
         }
         for (first, last, cache) in runs(&self.caches) {
             let (n_kv, d_k, d_v) = (cache.n_kv, cache.d_k, cache.d_v);
@@ -58,7 +72,12 @@ impl fmt::Display for Plan {
                 }
             }
         }
-        unfold(f, &mut folded)
+        unfold(f, &mut folded)?;
+        let Some(draft) = &self.draft else { return Ok(()) };
+        let printer = Printer { plan: self, relative_to: None, first_cache: 0 };
+        writeln!(f, "draft head, {} from {}:", printer.decl(draft.input), printer.name(draft.source))?;
+        let text: String = draft.ops.iter().map(|op| printer.op(op)).collect();
+        text.lines().try_for_each(|line| writeln!(f, "  {line}"))
     }
 }
 
@@ -136,6 +155,7 @@ impl Printer<'_> {
                 let x = residual.map_or(x.clone(), |r| format!("{x} += {}", self.name(r)));
                 line(&self.decl(out), format!("norm({x}) ⊙ {}, eps {eps:e}", self.w(w)))
             }
+            Op::Center { x, out } => line(&self.decl(out), format!("{0} - mean({0})", self.name(x))),
             Op::HeadNorm { x, w, eps, n_head, d_head } => {
                 let w = w.map_or(String::new(), |w| format!(" ⊙ {}", self.w(w)));
                 update(&self.name(x), format!("= norm of {n_head} heads of {d_head}{w}, eps {eps:e}"))
@@ -163,10 +183,11 @@ impl Printer<'_> {
                 let v = v.map_or(String::new(), |v| format!(", {}", self.name(v)));
                 update(&self.cache_name(cache), format!("← {}{v}", self.name(k)))
             }
-            Op::Attention { cache, q, n_head, scale, window, softcap, sinks, out } => {
+            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, sinks, out } => {
                 let mut rest =
                     format!("{} over {}, {n_head} heads, scale {scale}", self.name(q), self.cache_name(cache));
-                rest += &window.map_or(String::new(), |n| format!(", window {n}"));
+                let kind = if chunked { "chunk" } else { "window" };
+                rest += &window.map_or(String::new(), |n| format!(", {kind} {n}"));
                 rest += &softcap.map_or(String::new(), |cap| format!(", softcap {cap}"));
                 rest += &sinks.map_or(String::new(), |w| format!(", sinks {}", self.w(w)));
                 line(&self.decl(out), rest)
@@ -213,7 +234,14 @@ impl Printer<'_> {
                 let heads = format!("{n_v_head} heads of {d_k} by {d_v} on {n_k_head}, {sharing}");
                 line(&self.decl(out), format!("delta rule of {q}, {k}, {v}, decay {g}, rate {beta}, {heads}"))
             }
-            Op::SigmoidGate { x, gate } => update(&self.name(x), format!("⊙= σ({})", self.name(gate))),
+            Op::GateBy { x, gate, factor } => {
+                let factor = match factor {
+                    GateFactor::Sigmoid => "σ",
+                    GateFactor::Softplus => "softplus",
+                    GateFactor::Plain => "",
+                };
+                update(&self.name(x), format!("⊙= {factor}({})", self.name(gate)))
+            }
             Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => {
                 let (a, b) = (self.name(a), self.name(b));
                 let outs = format!("{}, {}", self.decl(g_out), self.decl(beta_out));
@@ -250,7 +278,7 @@ impl Printer<'_> {
         text
     }
 
-    /// A buffer at its write: name and shape.
+    /// Returns a buffer at its write: name and shape.
     fn decl(&self, buf: Buf) -> String {
         let decl = self.plan.buf(buf);
         let rows = match decl.rows {
@@ -276,7 +304,7 @@ impl Printer<'_> {
         }
     }
 
-    /// A weight: name, type and shape.
+    /// Returns a weight: name, type and shape.
     fn w(&self, w: Weight) -> String {
         let decl = self.plan.weight(w);
         let numbered = decl.name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
@@ -306,7 +334,9 @@ fn gate_name(gate: Gate) -> String {
     match gate {
         Gate::Silu => "silu".into(),
         Gate::GeluTanh => "gelu_tanh".into(),
+        Gate::Relu => "relu".into(),
         Gate::ClampedSwiglu { alpha, limit } => format!("clamped_swiglu[{alpha}, {limit}]"),
+        Gate::ClampedSilu { limit } => format!("clamped_silu[{limit}]"),
     }
 }
 

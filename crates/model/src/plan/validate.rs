@@ -2,7 +2,9 @@
 
 use std::ops::Deref;
 
-use super::{Access, Buf, DeltaHeads, Elem, Gate, GroupScore, Norm, Op, Plan, Router, Rows, Weight};
+use super::{
+    Access, Buf, DeltaHeads, DraftHead, Elem, Gate, GroupScore, Norm, Op, Plan, RopeDecl, Router, Rows, Weight,
+};
 use crate::Error;
 
 /// Maximum number of experts that a router may choose from.
@@ -36,7 +38,7 @@ impl ValidPlan {
         ValidPlan::new(plan)
     }
 
-    /// The plan, mutable again.
+    /// Returns the plan, mutable again.
     pub fn into_plan(self) -> Plan {
         self.0
     }
@@ -60,14 +62,26 @@ fn validate(plan: &Plan) -> Result<(), Error> {
         moved: vec![false; plan.states.len()],
         routed: vec![None; plan.bufs.len()],
     };
-    for (i, op) in plan.ops.iter().enumerate() {
-        let rules = v.indices(op).and_then(|()| v.order(op, &mut state)).and_then(|()| v.shapes(op, &mut state));
-        rules.map_err(|what| Error::Op { op: i, name: op.name(), what })?;
-    }
-    v.states(&state).and_then(|()| v.logits(&state)).map_err(Error::Plan)
+    v.ops(&plan.ops, 0, &mut state)?;
+    v.states(&state).and_then(|()| v.logits("logits", plan.logits, &state)).map_err(Error::Plan)?;
+    let Some(draft) = &plan.draft else { return Ok(()) };
+    v.draft(draft, &state).map_err(Error::Plan)?;
+    // A step of the head sees nothing of the model's buffers but what it is given. All states are the model's.
+    let mut own = State {
+        written: vec![false; plan.bufs.len()],
+        appended: vec![false; plan.caches.len()],
+        routed: vec![None; plan.bufs.len()],
+        ..state.clone()
+    };
+    own.written[draft.input.0 as usize] = true;
+    v.ops(&draft.ops, plan.ops.len(), &mut own)?;
+    let both = state.appended.iter().zip(&own.appended).position(|(&model, &head)| model && head);
+    let shared = both.map_or(Ok(()), |i| Err(format!("the draft head appends to cache {i} of the model")));
+    shared.and_then(|()| v.logits("draft head's logits", draft.logits, &own)).map_err(Error::Plan)
 }
 
 /// Effects of the ops so far.
+#[derive(Clone)]
 struct State {
     written: Vec<bool>,         // [bufs]
     appended: Vec<bool>,        // [caches]
@@ -84,13 +98,14 @@ fn ensure(holds: bool, what: impl FnOnce() -> String) -> Check {
 }
 
 fn same(what: &str, found: usize, wanted: usize) -> Check {
-    ensure(found == wanted, || format!("{what} is {found}, {wanted} wanted"))
+    ensure(found == wanted, || format!("{what} is {found}, expected {wanted}"))
 }
 
 impl Validator<'_> {
     fn declarations(&self) -> Check {
         let plan = self.plan;
         same("number of layer marks", plan.layers.len(), plan.ops.len())?;
+        plan.draft.iter().try_for_each(|draft| same("number of layer marks", draft.layers.len(), draft.ops.len()))?;
         ensure(plan.n_vocab > 0 && plan.d_model > 0 && plan.n_ctx_train > 0, || {
             let (v, d, n) = (plan.n_vocab, plan.d_model, plan.n_ctx_train);
             format!("n_vocab {v}, d_model {d}, n_ctx_train {n}: none may be 0")
@@ -123,14 +138,44 @@ impl Validator<'_> {
         for (i, s) in plan.states.iter().enumerate() {
             ensure(s.n > 0, || format!("state {i} ({}) has no numbers", s.what))?;
         }
-        for (i, r) in plan.ropes.iter().enumerate() {
+        if let Some(long) = &plan.long_ropes {
+            let form = |ropes: &[RopeDecl]| ropes.iter().map(|r| (r.inv_freq.len(), r.pairing)).collect::<Vec<_>>();
+            ensure(form(&long.ropes) == form(&plan.ropes), || {
+                format!("ropes beyond {} positions are of another form", long.n_ctx)
+            })?;
+        }
+        let long = plan.long_ropes.iter().flat_map(|long| &long.ropes);
+        for (i, r) in plan.ropes.iter().chain(long).enumerate() {
             ensure(!r.inv_freq.is_empty() && r.factor.is_finite(), || {
                 format!("rope {i} has {} frequencies and factor {}", r.inv_freq.len(), r.factor)
             })?;
             let bad = r.inv_freq.iter().find(|f| !f.is_finite());
             ensure(bad.is_none(), || format!("rope {i} has a frequency {bad:?}"))?;
+            ensure(r.growth.is_none_or(|growth| growth.step > 0 && growth.beta.is_finite()), || {
+                format!("rope {i} grows by {:?}", r.growth)
+            })?;
         }
         Ok(())
+    }
+
+    /// The rules of ops in order; `first` is the number of the first in messages.
+    fn ops(&self, ops: &[Op], first: usize, state: &mut State) -> Result<(), Error> {
+        for (i, op) in ops.iter().enumerate() {
+            let rules = self.indices(op).and_then(|()| self.order(op, state)).and_then(|()| self.shapes(op, state));
+            rules.map_err(|what| Error::Op { op: first + i, name: op.name(), what })?;
+        }
+        Ok(())
+    }
+
+    /// What a draft head is given is there and as wide as the residual stream; `state` is that after the model's ops.
+    fn draft(&self, draft: &DraftHead, state: &State) -> Check {
+        for buf in [draft.source, draft.input] {
+            let known = (buf.0 as usize) < self.plan.bufs.len();
+            ensure(known, || format!("hidden states are buffer {} of {}", buf.0, self.plan.bufs.len()))?;
+            self.buffer(buf, Rows::Tokens, self.plan.d_model, Elem::F32)?;
+        }
+        ensure(state.written[draft.source.0 as usize], || "no op writes the draft head's hidden states".into())?;
+        ensure(!state.written[draft.input.0 as usize], || "an op writes the draft head's input".into())
     }
 
     /// Every index points into its table; later checks rely on it.
@@ -154,6 +199,7 @@ impl Validator<'_> {
             | Op::Linear { .. }
             | Op::GatedLinear { .. }
             | Op::RmsNorm { .. }
+            | Op::Center { .. }
             | Op::HeadNorm { .. }
             | Op::SplitHeads { .. }
             | Op::JoinHeads { .. }
@@ -168,7 +214,7 @@ impl Validator<'_> {
             | Op::Select { .. }
             | Op::Scale { .. }
             | Op::ScaleBy { .. }
-            | Op::SigmoidGate { .. }
+            | Op::GateBy { .. }
             | Op::DecayBeta { .. }
             | Op::GatedNorm { .. }
             | Op::Softcap { .. } => Ok(()),
@@ -205,8 +251,9 @@ impl Validator<'_> {
         match *op {
             Op::Embed { table, scale, out } => {
                 finite("scale", scale)?;
-                self.floats(out, Rows::Tokens, plan.d_model)?;
-                self.shape("table", table, &[plan.n_vocab, plan.d_model])
+                let width = plan.buf(out).width;
+                self.floats(out, Rows::Tokens, width)?;
+                self.shape("table", table, &[plan.n_vocab, width])
             }
             Op::Linear { x, ref parts } => {
                 ensure(!parts.is_empty(), || "has no parts".into())?;
@@ -230,6 +277,10 @@ impl Validator<'_> {
                 residual.map_or(Ok(()), |residual| self.floats(residual, rows, width(x)))?;
                 self.norm(Norm { w, eps, out }, rows, width(x))
             }
+            Op::Center { x, out } => {
+                let rows = self.free_rows(x)?;
+                self.floats(out, rows, width(x))
+            }
             Op::HeadNorm { x, w, eps, n_head, d_head } => {
                 epsilon(eps)?;
                 self.heads(x, n_head, d_head)?;
@@ -252,7 +303,7 @@ impl Validator<'_> {
             }
             Op::HeadLinear { x, w, transposed, out } => {
                 let &[n_head, rows, cols] = plan.weight(w).shape.as_slice() else {
-                    return Err(format!("w has shape {:?}, three axes wanted", plan.weight(w).shape));
+                    return Err(format!("w has shape {:?}, expected three axes", plan.weight(w).shape));
                 };
                 let (n, k) = if transposed { (cols, rows) } else { (rows, cols) };
                 let rows = self.free_rows(x)?;
@@ -281,7 +332,7 @@ impl Validator<'_> {
                     (None, false) => Err(format!("gives no values to cache {}", cache.0)),
                 }
             }
-            Op::Attention { cache, q, n_head, scale, window, softcap, sinks, out } => {
+            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, sinks, out } => {
                 let c = plan.cache(cache);
                 let read_early = !state.appended[cache.0 as usize];
                 ensure(!read_early, || format!("reads cache {}, which this step has not appended to", cache.0))?;
@@ -290,6 +341,7 @@ impl Validator<'_> {
                 })?;
                 finite("scale", scale)?;
                 ensure(window != Some(0), || "window is 0".into())?;
+                ensure(!chunked || window.is_some(), || "has chunks of no length".into())?;
                 ensure(c.window.is_none_or(|kept| window.is_some_and(|seen| seen <= kept)), || {
                     format!("sees a window of {window:?} positions, cache {} keeps {:?}", cache.0, c.window)
                 })?;
@@ -315,7 +367,7 @@ impl Validator<'_> {
             Op::Experts { x, ids, gate, up, down, biases, act, hidden, out } => {
                 activation(act)?;
                 let &[n_expert, d_ff, d_in] = plan.weight(gate).shape.as_slice() else {
-                    return Err(format!("gate has shape {:?}, three axes wanted", plan.weight(gate).shape));
+                    return Err(format!("gate has shape {:?}, expected three axes", plan.weight(gate).shape));
                 };
                 let n_used = width(ids);
                 let (rows, slots) = self.rows_with_slots(x, n_used)?;
@@ -357,9 +409,9 @@ impl Validator<'_> {
             Op::CausalConv { x, w, state: moved, out } => {
                 let d = width(x);
                 let &[_, taps] = plan.weight(w).shape.as_slice() else {
-                    return Err(format!("w has shape {:?}, two axes wanted", plan.weight(w).shape));
+                    return Err(format!("w has shape {:?}, expected two axes", plan.weight(w).shape));
                 };
-                ensure(taps > 1, || format!("w is {taps} wide, 2 or more wanted"))?;
+                ensure(taps > 1, || format!("w is {taps} wide, expected 2 or more"))?;
                 self.numbers("w", w, &[d, taps])?;
                 self.floats(x, Rows::Tokens, d)?;
                 self.floats(out, Rows::Tokens, d)?;
@@ -375,9 +427,10 @@ impl Validator<'_> {
                 [g, beta].into_iter().try_for_each(|buf| self.floats(buf, Rows::Tokens, n_v_head))?;
                 self.state_len(moved, [n_v_head, d_k, d_v])
             }
-            Op::SigmoidGate { x, gate } => {
+            Op::GateBy { x, gate, factor: _ } => {
                 let rows = self.free_rows(x)?;
-                self.floats(gate, rows, if width(gate) == 1 { 1 } else { width(x) })
+                let n = width(gate);
+                self.floats(gate, rows, if n > 0 && width(x).is_multiple_of(n) { n } else { width(x) })
             }
             Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => {
                 let (rows, n) = (self.free_rows(a)?, width(a));
@@ -427,20 +480,19 @@ impl Validator<'_> {
         })
     }
 
-    /// The state of an op has the size that these axes give.
+    /// Checks that the state of an op has the size that these axes give.
     fn state_len(&self, state: super::State, axes: [usize; 3]) -> Check {
         let found = self.plan.state(state);
         let wanted = axes.iter().try_fold(1usize, |n, &axis| n.checked_mul(axis));
         ensure(wanted == Some(found.n), || {
-            format!("state {} ({}) has {} numbers, {axes:?} wanted", state.0, found.what, found.n)
+            format!("state {} ({}) has {} numbers, expected {axes:?}", state.0, found.what, found.n)
         })
     }
 
-    fn logits(&self, state: &State) -> Check {
-        let logits = self.plan.logits;
+    fn logits(&self, what: &str, logits: Buf, state: &State) -> Check {
         let known = (logits.0 as usize) < self.plan.bufs.len();
-        ensure(known, || format!("logits are buffer {} of {}", logits.0, self.plan.bufs.len()))?;
-        ensure(state.written[logits.0 as usize], || "no op writes the logits".into())?;
+        ensure(known, || format!("{what} are buffer {} of {}", logits.0, self.plan.bufs.len()))?;
+        ensure(state.written[logits.0 as usize], || format!("no op writes the {what}"))?;
         self.buffer(logits, Rows::Outputs, self.plan.n_vocab, Elem::F32)
     }
 
@@ -448,7 +500,7 @@ impl Validator<'_> {
         let found = self.plan.buf(buf);
         ensure((found.rows, found.width, found.elem) == (rows, width, elem), || {
             let (fr, fw, fe) = (found.rows, found.width, found.elem);
-            format!("{} is {fe:?} [{fr:?}, {fw}], {elem:?} [{rows:?}, {width}] wanted", found.name)
+            format!("{} is {fe:?} [{fr:?}, {fw}], expected {elem:?} [{rows:?}, {width}]", found.name)
         })
     }
 
@@ -458,20 +510,20 @@ impl Validator<'_> {
         self.buffer(buf, rows, width, if elem.is_float() { elem } else { Elem::F32 })
     }
 
-    /// The rows of a buffer of numbers that may have rows of any kind.
+    /// Returns the rows of a buffer of numbers that may have rows of any kind.
     fn free_rows(&self, buf: Buf) -> Result<Rows, String> {
         let found = self.plan.buf(buf);
-        ensure(found.elem.is_float(), || format!("{} holds ids, numbers wanted", found.name))?;
+        ensure(found.elem.is_float(), || format!("{} holds ids, expected numbers", found.name))?;
         Ok(found.rows)
     }
 
-    /// The rows of a buffer of numbers, either tokens or outputs, and those of their expert slots.
+    /// Returns the rows of a buffer of numbers, either tokens or outputs, and those of their expert slots.
     fn rows_with_slots(&self, buf: Buf, n_used: usize) -> Result<(Rows, Rows), String> {
         let rows = self.free_rows(buf)?;
         let slots = rows.slots(n_used);
         slots
             .map(|slots| (rows, slots))
-            .ok_or_else(|| format!("{} has rows {rows:?}, tokens or outputs wanted", self.plan.buf(buf).name))
+            .ok_or_else(|| format!("{} has rows {rows:?}, expected tokens or outputs", self.plan.buf(buf).name))
     }
 
     fn heads(&self, x: Buf, n_head: usize, d_head: usize) -> Check {
@@ -479,13 +531,13 @@ impl Validator<'_> {
         self.floats(x, Rows::Tokens, n_head * d_head)
     }
 
-    /// A row holds this many heads.
+    /// Checks that a row holds this many heads.
     fn head_width(&self, x: Buf, n_head: usize, d_head: usize) -> Check {
         ensure(n_head > 0 && d_head > 0, || format!("{n_head} heads of {d_head}"))?;
         let wanted = n_head.checked_mul(d_head);
         ensure(wanted == Some(self.plan.buf(x).width), || {
             let buf = self.plan.buf(x);
-            format!("{} has width {}, {n_head} heads of {d_head} wanted", buf.name, buf.width)
+            format!("{} has width {}, expected {n_head} heads of {d_head}", buf.name, buf.width)
         })
     }
 
@@ -498,11 +550,11 @@ impl Validator<'_> {
     fn shape(&self, what: &str, w: Weight, wanted: &[usize]) -> Check {
         let found = self.plan.weight(w);
         ensure(found.shape == wanted, || {
-            format!("{what} {} has shape {:?}, {wanted:?} wanted", found.name, found.shape)
+            format!("{what} {} has shape {:?}, expected {wanted:?}", found.name, found.shape)
         })
     }
 
-    /// A vector of plain numbers: norms and biases are never quantised.
+    /// Returns a vector of plain numbers: norms and biases are never quantized.
     fn vector(&self, what: &str, w: Weight, n: usize) -> Check {
         self.numbers(what, w, &[n])
     }
@@ -512,15 +564,16 @@ impl Validator<'_> {
         self.shape(what, w, shape)?;
         let found = self.plan.weight(w);
         ensure(found.dtype.act() == quant::act::ActKind::F32, || {
-            format!("{what} {} is {}, f32, f16 or bf16 wanted", found.name, found.dtype)
+            format!("{what} {} is {}, expected f32, f16 or bf16", found.name, found.dtype)
         })
     }
 }
 
 fn activation(act: Gate) -> Check {
     match act {
-        Gate::Silu | Gate::GeluTanh => Ok(()),
+        Gate::Silu | Gate::GeluTanh | Gate::Relu => Ok(()),
         Gate::ClampedSwiglu { alpha, limit } => finite("alpha", alpha).and_then(|()| positive("limit", limit)),
+        Gate::ClampedSilu { limit } => positive("limit", limit),
     }
 }
 
@@ -529,9 +582,9 @@ fn finite(what: &str, x: f32) -> Check {
 }
 
 fn positive(what: &str, x: f32) -> Check {
-    ensure(x.is_finite() && x > 0.0, || format!("{what} is {x}, more than 0 wanted"))
+    ensure(x.is_finite() && x > 0.0, || format!("{what} is {x}, expected more than 0"))
 }
 
 fn epsilon(eps: f32) -> Check {
-    ensure(eps.is_finite() && eps >= 0.0, || format!("eps is {eps}, 0 or more wanted"))
+    ensure(eps.is_finite() && eps >= 0.0, || format!("eps is {eps}, expected 0 or more"))
 }

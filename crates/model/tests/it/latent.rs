@@ -1,9 +1,6 @@
-//! DeepSeek's shapes and GLM's: printed plans of tiny ones, what the real ones cost, and what is refused, from headers
-//! without weights.
+//! DeepSeek's shapes and GLM's: what the real ones cost, and what is refused, from headers without weights.
 
 use crate::header::Header;
-use checkpoint::Checkpoint;
-use expect_test::{Expect, expect};
 use model::plan::cost::Kind;
 use quant::WeightType::{BF16, F32, Q8_0};
 
@@ -323,8 +320,20 @@ const TINY_GLM: Shape = Shape {
     ..GLM_45
 };
 
-/// As in files from before the latent cache: both matrices of a head in one tensor, keys of plain heads.
-fn legacy(shape: Shape) -> Checkpoint {
+/// A tiny DeepSeek-V3.
+pub fn deepseek_v3() -> Header {
+    TINY_V3.header()
+}
+
+/// A tiny GLM-4.5.
+pub fn glm() -> Header {
+    TINY_GLM.header()
+}
+
+/// A tiny DeepSeek-V2 as in files from before the latent cache: both matrices of a head in one tensor, keys of plain
+/// heads.
+pub fn deepseek_v2_whole() -> Header {
+    let shape = TINY_V2;
     let Attention::Latent([_, d_latent, d_nope, d_pe, d_v]) = shape.attention else { unreachable!() };
     let mut h = shape.header();
     for layer in 0..shape.n_layer {
@@ -334,7 +343,7 @@ fn legacy(shape: Shape) -> Checkpoint {
     h.unset("deepseek2.attention.key_length_mla").unset("deepseek2.attention.value_length_mla");
     h.set("deepseek2.attention.key_length", (d_nope + d_pe) as u32);
     h.set("deepseek2.attention.value_length", d_v as u32);
-    h.open()
+    h
 }
 
 /// Some converters wrote the matrices of a head in both forms.
@@ -348,242 +357,6 @@ fn the_whole_matrix_is_not_read_beside_its_parts() {
     }
     let plans = [h.open(), TINY_V3.header().open()].map(|checkpoint| crate::fused(&checkpoint).unwrap());
     assert_eq!(plans[0], plans[1]);
-}
-
-fn fused(checkpoint: &Checkpoint, expected: Expect) {
-    expected.assert_eq(&crate::fused(checkpoint).unwrap().to_string());
-}
-
-#[test]
-fn plans() {
-    expect![[r#"
-        deepseek2: n_vocab 96, d_model 128, n_ctx_train 163840
-        56 ops, 51 buffers, 34 weights
-        rope 0: interleaved, 16 pairs, inv_freq 1.000000e0 .. 4.445699e-6, factor 1
-        cache 0 to 1: 1 heads, k 96, v the first 64 of k
-        embed        x[T, 128] = token_embd.weight q8_0[96, 128][id]
-        layer 0:
-          rms_norm     h.0[T, 128] = norm(x) ⊙ blk.0.attn_norm.weight f32[128], eps 1e-6
-          linear       q.0[T, 96] = h.0 · blk.0.attn_q_a.weight q8_0[96, 128]
-          linear       kv.0[T, 96] = h.0 · blk.0.attn_kv_a_mqa.weight q8_0[96, 128]
-          rms_norm     q_norm.0[T, 96] = norm(q.0) ⊙ blk.0.attn_q_a_norm.weight f32[96], eps 1e-6
-          linear       q_heads.0[T, 128] = q_norm.0 · blk.0.attn_q_b.weight q8_0[128, 96]
-          split_heads  q_nope.0[T, 64], q_pe.0[T, 64] = parts of 2 heads of q_heads.0
-          split_heads  c.0[T, 64], k_pe.0[T, 32] = parts of 1 heads of kv.0
-          rms_norm     latent.0[T, 64] = norm(c.0) ⊙ blk.0.attn_kv_a_norm.weight f32[64], eps 1e-6
-          rope         q_pe.0 = rope 0 of 2 heads of 32
-          rope         k_pe.0 = rope 0 of 1 heads of 32
-          head_linear  q_latent.0[T, 128] = q_nope.0 · blk.0.attn_k_b.weight q8_0[2, 64, 32] by head
-          join_heads   qs.0[T, 192] = 2 heads of q_latent.0 ‖ q_pe.0
-          join_heads   k.0[T, 96] = 1 heads of latent.0 ‖ k_pe.0
-          kv_append    cache.0 ← k.0
-          attention    o_latent.0[T, 128] = qs.0 over cache.0, 2 heads, scale 0.23423177
-          head_linear  a.0[T, 128] = o_latent.0 · blk.0.attn_v_b.weight q8_0[2, 64, 64] by head
-          linear       o.0[T, 128] = a.0 · blk.0.attn_output.weight q8_0[128, 128]
-          add          x += o.0
-          rms_norm     f.0[T, 128] = norm(x) ⊙ blk.0.ffn_norm.weight f32[128], eps 1e-6
-          linear       gate.0[T, 256] = f.0 · blk.0.ffn_gate.weight q8_0[256, 128]
-          linear       up.0[T, 256] = f.0 · blk.0.ffn_up.weight q8_0[256, 128]
-          gated_act    act.0[T, 256] = silu(gate.0) ⊙ up.0
-          linear       y.0[T, 128] = act.0 · blk.0.ffn_down.weight q8_0[128, 256]
-          add          x += y.0
-        layer 1:
-          rms_norm     h.1[T, 128] = norm(x) ⊙ blk.1.attn_norm.weight f32[128], eps 1e-6
-          linear       q.1[T, 96] = h.1 · blk.1.attn_q_a.weight q8_0[96, 128]
-          linear       kv.1[T, 96] = h.1 · blk.1.attn_kv_a_mqa.weight q8_0[96, 128]
-          rms_norm     q_norm.1[T, 96] = norm(q.1) ⊙ blk.1.attn_q_a_norm.weight f32[96], eps 1e-6
-          linear       q_heads.1[T, 128] = q_norm.1 · blk.1.attn_q_b.weight q8_0[128, 96]
-          split_heads  q_nope.1[T, 64], q_pe.1[T, 64] = parts of 2 heads of q_heads.1
-          split_heads  c.1[T, 64], k_pe.1[T, 32] = parts of 1 heads of kv.1
-          rms_norm     latent.1[T, 64] = norm(c.1) ⊙ blk.1.attn_kv_a_norm.weight f32[64], eps 1e-6
-          rope         q_pe.1 = rope 0 of 2 heads of 32
-          rope         k_pe.1 = rope 0 of 1 heads of 32
-          head_linear  q_latent.1[T, 128] = q_nope.1 · blk.1.attn_k_b.weight q8_0[2, 64, 32] by head
-          join_heads   qs.1[T, 192] = 2 heads of q_latent.1 ‖ q_pe.1
-          join_heads   k.1[T, 96] = 1 heads of latent.1 ‖ k_pe.1
-          kv_append    cache.1 ← k.1
-          attention    o_latent.1[T, 128] = qs.1 over cache.1, 2 heads, scale 0.23423177
-          head_linear  a.1[T, 128] = o_latent.1 · blk.1.attn_v_b.weight q8_0[2, 64, 64] by head
-          linear       o.1[T, 128] = a.1 · blk.1.attn_output.weight q8_0[128, 128]
-          add          x += o.1
-          rms_norm     f.1[T, 128] = norm(x) ⊙ blk.1.ffn_norm.weight f32[128], eps 1e-6
-          linear       router.1[T, 8] = f.1 · blk.1.ffn_gate_inp.weight f32[8, 128]
-          route        ids.1 u32[T, 3], weights.1[T, 3] = σ(router.1) best 3 of 8 by + blk.1.exp_probs_b.bias f32[8] in 2 of 4 groups by their two best, renormalised · 2.5
-          experts      y.1[T·3, 128] = (silu(f.1 · blk.1.ffn_gate_exps.weight q8_0[8, 32, 128]) ⊙ (f.1 · blk.1.ffn_up_exps.weight q8_0[8, 32, 128])) · blk.1.ffn_down_exps.weight q8_0[8, 128, 32], by ids.1, scratch hidden.1[T·3, 32]
-          linear       gate.1[T, 32] = f.1 · blk.1.ffn_gate_shexp.weight q8_0[32, 128]
-          linear       up.1[T, 32] = f.1 · blk.1.ffn_up_shexp.weight q8_0[32, 128]
-          gated_act    act.1[T, 32] = silu(gate.1) ⊙ up.1
-          linear       shared.1[T, 128] = act.1 · blk.1.ffn_down_shexp.weight q8_0[128, 32]
-          add          x += shared.1
-          combine      x += weights.1 · y.1
-        select       last[R, 128] = x[rows]
-        rms_norm     final[R, 128] = norm(last) ⊙ output_norm.weight f32[128], eps 1e-6
-        linear       logits[R, 96] = final · output.weight q8_0[96, 128]
-    "#]].assert_eq(&model::build(&TINY_V3.header().open()).unwrap().to_string());
-    fused(
-        &TINY_V3.header().open(),
-        expect![[r#"
-            deepseek2: n_vocab 96, d_model 128, n_ctx_train 163840
-            47 ops, 48 buffers, 34 weights
-            rope 0: interleaved, 16 pairs, inv_freq 1.000000e0 .. 4.445699e-6, factor 1
-            cache 0 to 1: 1 heads, k 96, v the first 64 of k
-            embed        x[T, 128] = token_embd.weight q8_0[96, 128][id]
-            layer 0:
-              rms_norm     h.0[T, 128] = norm(x) ⊙ blk.0.attn_norm.weight f32[128], eps 1e-6
-              linear       q.0[T, 96] = h.0 · blk.0.attn_q_a.weight q8_0[96, 128]
-                           kv.0[T, 96] = h.0 · blk.0.attn_kv_a_mqa.weight q8_0[96, 128]
-              rms_norm     q_norm.0[T, 96] = norm(q.0) ⊙ blk.0.attn_q_a_norm.weight f32[96], eps 1e-6
-              linear       q_heads.0[T, 128] = q_norm.0 · blk.0.attn_q_b.weight q8_0[128, 96]
-              split_heads  q_nope.0[T, 64], q_pe.0[T, 64] = parts of 2 heads of q_heads.0
-              split_heads  c.0[T, 64], k_pe.0[T, 32] = parts of 1 heads of kv.0
-              rms_norm     latent.0[T, 64] = norm(c.0) ⊙ blk.0.attn_kv_a_norm.weight f32[64], eps 1e-6
-              rope         q_pe.0 = rope 0 of 2 heads of 32
-              rope         k_pe.0 = rope 0 of 1 heads of 32
-              head_linear  q_latent.0[T, 128] = q_nope.0 · blk.0.attn_k_b.weight q8_0[2, 64, 32] by head
-              join_heads   qs.0[T, 192] = 2 heads of q_latent.0 ‖ q_pe.0
-              join_heads   k.0[T, 96] = 1 heads of latent.0 ‖ k_pe.0
-              kv_append    cache.0 ← k.0
-              attention    o_latent.0[T, 128] = qs.0 over cache.0, 2 heads, scale 0.23423177
-              head_linear  a.0[T, 128] = o_latent.0 · blk.0.attn_v_b.weight q8_0[2, 64, 64] by head
-              linear       o.0[T, 128] = a.0 · blk.0.attn_output.weight q8_0[128, 128]
-              rms_norm     f.0[T, 128] = norm(x += o.0) ⊙ blk.0.ffn_norm.weight f32[128], eps 1e-6
-              gated_linear act.0[T, 256] = silu(f.0 · blk.0.ffn_gate.weight q8_0[256, 128]) ⊙ (f.0 · blk.0.ffn_up.weight q8_0[256, 128])
-              linear       y.0[T, 128] = act.0 · blk.0.ffn_down.weight q8_0[128, 256]
-              rms_norm     h.1[T, 128] = norm(x += y.0) ⊙ blk.1.attn_norm.weight f32[128], eps 1e-6
-            layer 1:
-              linear       q.1[T, 96] = h.1 · blk.1.attn_q_a.weight q8_0[96, 128]
-                           kv.1[T, 96] = h.1 · blk.1.attn_kv_a_mqa.weight q8_0[96, 128]
-              rms_norm     q_norm.1[T, 96] = norm(q.1) ⊙ blk.1.attn_q_a_norm.weight f32[96], eps 1e-6
-              linear       q_heads.1[T, 128] = q_norm.1 · blk.1.attn_q_b.weight q8_0[128, 96]
-              split_heads  q_nope.1[T, 64], q_pe.1[T, 64] = parts of 2 heads of q_heads.1
-              split_heads  c.1[T, 64], k_pe.1[T, 32] = parts of 1 heads of kv.1
-              rms_norm     latent.1[T, 64] = norm(c.1) ⊙ blk.1.attn_kv_a_norm.weight f32[64], eps 1e-6
-              rope         q_pe.1 = rope 0 of 2 heads of 32
-              rope         k_pe.1 = rope 0 of 1 heads of 32
-              head_linear  q_latent.1[T, 128] = q_nope.1 · blk.1.attn_k_b.weight q8_0[2, 64, 32] by head
-              join_heads   qs.1[T, 192] = 2 heads of q_latent.1 ‖ q_pe.1
-              join_heads   k.1[T, 96] = 1 heads of latent.1 ‖ k_pe.1
-              kv_append    cache.1 ← k.1
-              attention    o_latent.1[T, 128] = qs.1 over cache.1, 2 heads, scale 0.23423177
-              select       o_latent.1.asked[R, 128] = o_latent.1[rows]
-              select       x.asked[R, 128] = x[rows]
-              head_linear  a.1.asked[R, 128] = o_latent.1.asked · blk.1.attn_v_b.weight q8_0[2, 64, 64] by head
-              linear       o.1.asked[R, 128] = a.1.asked · blk.1.attn_output.weight q8_0[128, 128]
-              rms_norm     f.1.asked[R, 128] = norm(x.asked += o.1.asked) ⊙ blk.1.ffn_norm.weight f32[128], eps 1e-6
-              linear       router.1.asked[R, 8] = f.1.asked · blk.1.ffn_gate_inp.weight f32[8, 128]
-              route        ids.1.asked u32[R, 3], weights.1.asked[R, 3] = σ(router.1.asked) best 3 of 8 by + blk.1.exp_probs_b.bias f32[8] in 2 of 4 groups by their two best, renormalised · 2.5
-              experts      y.1.asked[R·3, 128] = (silu(f.1.asked · blk.1.ffn_gate_exps.weight q8_0[8, 32, 128]) ⊙ (f.1.asked · blk.1.ffn_up_exps.weight q8_0[8, 32, 128])) · blk.1.ffn_down_exps.weight q8_0[8, 128, 32], by ids.1.asked, scratch hidden.1.asked[R·3, 32]
-              gated_linear act.1.asked[R, 32] = silu(f.1.asked · blk.1.ffn_gate_shexp.weight q8_0[32, 128]) ⊙ (f.1.asked · blk.1.ffn_up_shexp.weight q8_0[32, 128])
-              linear       shared.1.asked[R, 128] = act.1.asked · blk.1.ffn_down_shexp.weight q8_0[128, 32]
-              add          x.asked += shared.1.asked
-              combine      x.asked += weights.1.asked · y.1.asked; final[R, 128] = norm ⊙ output_norm.weight f32[128], eps 1e-6
-            linear       logits[R, 96] = final · output.weight q8_0[96, 128]
-        "#]],
-    );
-    fused(
-        &legacy(TINY_V2),
-        expect![[r#"
-            deepseek2: n_vocab 96, d_model 128, n_ctx_train 163840
-            43 ops, 44 buffers, 29 weights
-            rope 0: interleaved, 16 pairs, inv_freq 1.000000e0 .. 4.445699e-6, factor 1
-            cache 0 to 1: 1 heads, k 96, v the first 64 of k
-            embed        x[T, 128] = token_embd.weight q8_0[96, 128][id]
-            layer 0:
-              rms_norm     h.0[T, 128] = norm(x) ⊙ blk.0.attn_norm.weight f32[128], eps 1e-6
-              linear       q.0[T, 168] = h.0 · blk.0.attn_q.weight q8_0[168, 128]
-                           kv.0[T, 96] = h.0 · blk.0.attn_kv_a_mqa.weight q8_0[96, 128]
-              split_heads  q_nope.0[T, 72], q_pe.0[T, 96] = parts of 3 heads of q.0
-              split_heads  c.0[T, 64], k_pe.0[T, 32] = parts of 1 heads of kv.0
-              rms_norm     latent.0[T, 64] = norm(c.0) ⊙ blk.0.attn_kv_a_norm.weight f32[64], eps 1e-6
-              rope         q_pe.0 = rope 0 of 3 heads of 32
-              rope         k_pe.0 = rope 0 of 1 heads of 32
-              head_linear  q_latent.0[T, 192] = q_nope.0 · blk.0.attn_kv_b.weight[0/2] q8_0[3, 24, 64]ᵀ by head
-              join_heads   qs.0[T, 288] = 3 heads of q_latent.0 ‖ q_pe.0
-              join_heads   k.0[T, 96] = 1 heads of latent.0 ‖ k_pe.0
-              kv_append    cache.0 ← k.0
-              attention    o_latent.0[T, 192] = qs.0 over cache.0, 3 heads, scale 0.2504043
-              head_linear  a.0[T, 96] = o_latent.0 · blk.0.attn_kv_b.weight[1/2] q8_0[3, 32, 64] by head
-              linear       o.0[T, 128] = a.0 · blk.0.attn_output.weight q8_0[128, 96]
-              rms_norm     f.0[T, 128] = norm(x += o.0) ⊙ blk.0.ffn_norm.weight f32[128], eps 1e-6
-              gated_linear act.0[T, 256] = silu(f.0 · blk.0.ffn_gate.weight q8_0[256, 128]) ⊙ (f.0 · blk.0.ffn_up.weight q8_0[256, 128])
-              linear       y.0[T, 128] = act.0 · blk.0.ffn_down.weight q8_0[128, 256]
-              rms_norm     h.1[T, 128] = norm(x += y.0) ⊙ blk.1.attn_norm.weight f32[128], eps 1e-6
-            layer 1:
-              linear       q.1[T, 168] = h.1 · blk.1.attn_q.weight q8_0[168, 128]
-                           kv.1[T, 96] = h.1 · blk.1.attn_kv_a_mqa.weight q8_0[96, 128]
-              split_heads  q_nope.1[T, 72], q_pe.1[T, 96] = parts of 3 heads of q.1
-              split_heads  c.1[T, 64], k_pe.1[T, 32] = parts of 1 heads of kv.1
-              rms_norm     latent.1[T, 64] = norm(c.1) ⊙ blk.1.attn_kv_a_norm.weight f32[64], eps 1e-6
-              rope         q_pe.1 = rope 0 of 3 heads of 32
-              rope         k_pe.1 = rope 0 of 1 heads of 32
-              head_linear  q_latent.1[T, 192] = q_nope.1 · blk.1.attn_kv_b.weight[0/2] q8_0[3, 24, 64]ᵀ by head
-              join_heads   qs.1[T, 288] = 3 heads of q_latent.1 ‖ q_pe.1
-              join_heads   k.1[T, 96] = 1 heads of latent.1 ‖ k_pe.1
-              kv_append    cache.1 ← k.1
-              attention    o_latent.1[T, 192] = qs.1 over cache.1, 3 heads, scale 0.2504043
-              select       o_latent.1.asked[R, 192] = o_latent.1[rows]
-              select       x.asked[R, 128] = x[rows]
-              head_linear  a.1.asked[R, 96] = o_latent.1.asked · blk.1.attn_kv_b.weight[1/2] q8_0[3, 32, 64] by head
-              linear       o.1.asked[R, 128] = a.1.asked · blk.1.attn_output.weight q8_0[128, 96]
-              rms_norm     f.1.asked[R, 128] = norm(x.asked += o.1.asked) ⊙ blk.1.ffn_norm.weight f32[128], eps 1e-6
-              linear       router.1.asked[R, 8] = f.1.asked · blk.1.ffn_gate_inp.weight f32[8, 128]
-              route        ids.1.asked u32[R, 3], weights.1.asked[R, 3] = softmax(router.1.asked) best 3 of 8 in 2 of 4 groups by their best · 16
-              experts      y.1.asked[R·3, 128] = (silu(f.1.asked · blk.1.ffn_gate_exps.weight q8_0[8, 32, 128]) ⊙ (f.1.asked · blk.1.ffn_up_exps.weight q8_0[8, 32, 128])) · blk.1.ffn_down_exps.weight q8_0[8, 128, 32], by ids.1.asked, scratch hidden.1.asked[R·3, 32]
-              gated_linear act.1.asked[R, 64] = silu(f.1.asked · blk.1.ffn_gate_shexp.weight q8_0[64, 128]) ⊙ (f.1.asked · blk.1.ffn_up_shexp.weight q8_0[64, 128])
-              linear       shared.1.asked[R, 128] = act.1.asked · blk.1.ffn_down_shexp.weight q8_0[128, 64]
-              add          x.asked += shared.1.asked
-              combine      x.asked += weights.1.asked · y.1.asked; final[R, 128] = norm ⊙ output_norm.weight f32[128], eps 1e-6
-            linear       logits[R, 96] = final · output.weight q8_0[96, 128]
-        "#]],
-    );
-    fused(
-        &TINY_GLM.header().open(),
-        expect![[r#"
-        glm4moe: n_vocab 96, d_model 128, n_ctx_train 163840
-        33 ops, 28 buffers, 36 weights
-        rope 0: half, 8 pairs, inv_freq 1.000000e0 .. 3.162278e-4, factor 1
-        cache 0 to 1: 2 heads, k 32, v 32
-        embed        x[T, 128] = token_embd.weight q8_0[96, 128][id]
-        layer 0:
-          rms_norm     h.0[T, 128] = norm(x) ⊙ blk.0.attn_norm.weight f32[128], eps 1e-6
-          linear       q.0[T, 128] = h.0 · blk.0.attn_q.weight q8_0[128, 128] + blk.0.attn_q.bias f32[128]
-                       k.0[T, 64] = h.0 · blk.0.attn_k.weight q8_0[64, 128] + blk.0.attn_k.bias f32[64]
-                       v.0[T, 64] = h.0 · blk.0.attn_v.weight q8_0[64, 128] + blk.0.attn_v.bias f32[64]
-          head_norm    q.0 = norm of 4 heads of 32 ⊙ blk.0.attn_q_norm.weight f32[32], eps 1e-6
-          head_norm    k.0 = norm of 2 heads of 32 ⊙ blk.0.attn_k_norm.weight f32[32], eps 1e-6
-          rope         q.0 = rope 0 of 4 heads of 32
-          rope         k.0 = rope 0 of 2 heads of 32
-          kv_append    cache.0 ← k.0, v.0
-          attention    a.0[T, 128] = q.0 over cache.0, 4 heads, scale 0.17677669
-          linear       o.0[T, 128] = a.0 · blk.0.attn_output.weight q8_0[128, 128]
-          rms_norm     f.0[T, 128] = norm(x += o.0) ⊙ blk.0.ffn_norm.weight f32[128], eps 1e-6
-          gated_linear act.0[T, 256] = silu(f.0 · blk.0.ffn_gate.weight q8_0[256, 128]) ⊙ (f.0 · blk.0.ffn_up.weight q8_0[256, 128])
-          linear       y.0[T, 128] = act.0 · blk.0.ffn_down.weight q8_0[128, 256]
-          rms_norm     h.1[T, 128] = norm(x += y.0) ⊙ blk.1.attn_norm.weight f32[128], eps 1e-6
-        layer 1:
-          linear       q.1[T, 128] = h.1 · blk.1.attn_q.weight q8_0[128, 128] + blk.1.attn_q.bias f32[128]
-                       k.1[T, 64] = h.1 · blk.1.attn_k.weight q8_0[64, 128] + blk.1.attn_k.bias f32[64]
-                       v.1[T, 64] = h.1 · blk.1.attn_v.weight q8_0[64, 128] + blk.1.attn_v.bias f32[64]
-          head_norm    q.1 = norm of 4 heads of 32 ⊙ blk.1.attn_q_norm.weight f32[32], eps 1e-6
-          head_norm    k.1 = norm of 2 heads of 32 ⊙ blk.1.attn_k_norm.weight f32[32], eps 1e-6
-          rope         q.1 = rope 0 of 4 heads of 32
-          rope         k.1 = rope 0 of 2 heads of 32
-          kv_append    cache.1 ← k.1, v.1
-          attention    a.1[T, 128] = q.1 over cache.1, 4 heads, scale 0.17677669
-          select       a.1.asked[R, 128] = a.1[rows]
-          select       x.asked[R, 128] = x[rows]
-          linear       o.1.asked[R, 128] = a.1.asked · blk.1.attn_output.weight q8_0[128, 128]
-          rms_norm     f.1.asked[R, 128] = norm(x.asked += o.1.asked) ⊙ blk.1.ffn_norm.weight f32[128], eps 1e-6
-          linear       router.1.asked[R, 8] = f.1.asked · blk.1.ffn_gate_inp.weight f32[8, 128]
-          route        ids.1.asked u32[R, 3], weights.1.asked[R, 3] = σ(router.1.asked) best 3 of 8 by + blk.1.exp_probs_b.bias f32[8], renormalised · 2.5
-          experts      y.1.asked[R·3, 128] = (silu(f.1.asked · blk.1.ffn_gate_exps.weight q8_0[8, 32, 128]) ⊙ (f.1.asked · blk.1.ffn_up_exps.weight q8_0[8, 32, 128])) · blk.1.ffn_down_exps.weight q8_0[8, 128, 32], by ids.1.asked, scratch hidden.1.asked[R·3, 32]
-          gated_linear act.1.asked[R, 32] = silu(f.1.asked · blk.1.ffn_gate_shexp.weight q8_0[32, 128]) ⊙ (f.1.asked · blk.1.ffn_up_shexp.weight q8_0[32, 128])
-          linear       shared.1.asked[R, 128] = act.1.asked · blk.1.ffn_down_shexp.weight q8_0[128, 32]
-          add          x.asked += shared.1.asked
-          combine      x.asked += weights.1.asked · y.1.asked; final[R, 128] = norm ⊙ output_norm.weight f32[128], eps 1e-6
-        linear       logits[R, 96] = final · output.weight q8_0[96, 128]
-    "#]],
-    );
 }
 
 /// The factor on the scores, `mscale² / √(d_nope + d_pe)`, and none on cosine and sine, where both mscales are alike.
@@ -605,15 +378,15 @@ fn contradictions_are_refused() {
         ("nextn_predict_layers", 2, "nextn_predict_layers: is 2, the model has 2 layers with those"),
         ("expert_group_count", 3, "expert_group_count: is 3, which does not divide 8 experts"),
         ("expert_group_count", 8, "8 groups of 1 experts have no two best"),
-        ("expert_gating_func", 3, "expert_gating_func: is 3, 1 (softmax) or 2 (sigmoid) wanted"),
-        ("expert_shared_count", 2, "blk.1.ffn_gate_shexp.weight: has shape [32, 128], [64, 128] wanted"),
-        ("leading_dense_block_count", 0, "blk.0.ffn_gate_inp.weight: is missing, [8, 128] wanted"),
-        ("leading_dense_block_count", 2, "blk.1.ffn_gate.weight: is missing, [256, 128] wanted"),
-        ("attention.kv_lora_rank", 32, "blk.0.attn_kv_a_mqa.weight: has shape [96, 128], [64, 128] wanted"),
+        ("expert_gating_func", 3, "expert_gating_func: is 3, expected 1 (softmax) or 2 (sigmoid)"),
+        ("expert_shared_count", 2, "blk.1.ffn_gate_shexp.weight: has shape [32, 128], expected [64, 128]"),
+        ("leading_dense_block_count", 0, "blk.0.ffn_gate_inp.weight: is missing, expected [8, 128]"),
+        ("leading_dense_block_count", 2, "blk.1.ffn_gate.weight: is missing, expected [256, 128]"),
+        ("attention.kv_lora_rank", 32, "blk.0.attn_kv_a_mqa.weight: has shape [96, 128], expected [64, 128]"),
         ("attention.key_length_mla", 32, "rope.dimension_count: is 32 of heads of 32"),
-        ("attention.q_lora_rank", 0, "blk.0.attn_q.weight: is missing, [128, 128] wanted"),
-        ("attention.head_count", 4096, "blk.0.attn_q_b.weight: has shape [128, 96], [262144, 96] wanted"),
-        ("rope.dimension_count", 33, "rope.dimension_count: is 33, an even number up to the head width 33 wanted"),
+        ("attention.q_lora_rank", 0, "blk.0.attn_q.weight: is missing, expected [128, 128]"),
+        ("attention.head_count", 4096, "blk.0.attn_q_b.weight: has shape [128, 96], expected [262144, 96]"),
+        ("rope.dimension_count", 33, "rope.dimension_count: is 33, expected an even number up to the head width 33"),
     ];
     for &(key, value, wanted) in cases {
         let mut header = TINY_V3.header();
@@ -623,6 +396,26 @@ fn contradictions_are_refused() {
     }
     let mut header = TINY_V3.header();
     header.set("deepseek2.attention.temperature_scale", 0.1f32);
+    header.set("deepseek2.attention.temperature_length", 0u32);
     let error = crate::fused(&header.open()).map(|_| ()).unwrap_err().to_string();
-    assert!(error.contains("attention.temperature_scale: is 0.1"), "{error}");
+    assert!(error.contains("attention.temperature_length: is 0, expected 1 to"), "{error}");
+}
+
+/// A file says how queries grow, and after how many positions, or after the context before YaRN.
+#[test]
+fn queries_grow_with_the_position() {
+    let growth = |length: Option<u32>| {
+        let mut header = TINY_V3.header();
+        header.set("deepseek2.attention.temperature_scale", 0.1f32);
+        if let Some(n) = length {
+            header.set("deepseek2.attention.temperature_length", n);
+        }
+        let plan = crate::fused(&header.open()).unwrap();
+        plan.ropes.iter().find_map(|rope| rope.growth).unwrap()
+    };
+    assert_eq!((growth(Some(8)).step, growth(Some(8)).beta, growth(None).step), (8, 0.1, 4096));
+    let found = [0, 7, 8, 24].map(|pos| growth(Some(8)).at(pos));
+    for (found, wanted) in found.into_iter().zip([1.0, 1.0, 1.0 + 0.1 * 2f64.ln(), 1.0 + 0.1 * 4f64.ln()]) {
+        assert!((found - wanted).abs() < 1e-7, "{found} {wanted}");
+    }
 }

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod costs;
+mod docs;
+mod drafts;
 #[path = "../../../../tests/fixtures.rs"]
 mod fixtures;
 mod gated_delta;
@@ -9,7 +11,6 @@ mod header;
 mod latent;
 mod names;
 mod plans;
-mod readme;
 mod refusals;
 mod rules;
 mod windowed;

@@ -32,11 +32,11 @@ const TENSORS: &[(&str, &[usize], WeightType)] = &[
 const CASES: &[(&str, &[usize], Result<&str, &str>)] = &[
     ("blk.0.attn_q.weight", &[6, 32], Ok("blk.0.attn_q.weight")),
     ("blk.0.attn_q.weight", &[1, 6, 32], Ok("blk.0.attn_q.weight")),
-    ("blk.0.attn_q.weight", &[6, 64], Err("blk.0.attn_q.weight: has shape [6, 32], [6, 64] wanted")),
-    ("blk.0.attn_k.weight", &[6, 64], Err("blk.0.attn_k.weight: is missing, [6, 64] wanted")),
+    ("blk.0.attn_q.weight", &[6, 64], Err("blk.0.attn_q.weight: has shape [6, 32], expected [6, 64]")),
+    ("blk.0.attn_k.weight", &[6, 64], Err("blk.0.attn_k.weight: is missing, expected [6, 64]")),
     ("blk.0.ffn_gate_exps.weight", &[3, 4, 32], Ok("blk.0.ffn_gate_up_exps.weight@0 blk.0.ffn_gate_up_exps.weight@8 blk.0.ffn_gate_up_exps.weight@16")),
     ("blk.0.ffn_up_exps.weight", &[3, 4, 32], Ok("blk.0.ffn_gate_up_exps.weight@4 blk.0.ffn_gate_up_exps.weight@12 blk.0.ffn_gate_up_exps.weight@20")),
-    ("blk.0.ffn_up_exps.weight", &[3, 8, 32], Err("blk.0.ffn_gate_up_exps.weight: has shape [3, 8, 32], [3, 16, 32] wanted")),
+    ("blk.0.ffn_up_exps.weight", &[3, 8, 32], Err("blk.0.ffn_gate_up_exps.weight: has shape [3, 8, 32], expected [3, 16, 32]")),
     ("token_embd.weight", &[9, 32], Ok("model.embed_tokens.weight")),
     ("output.weight", &[9, 32], Ok("lm_head.weight")),
     ("output_norm.weight", &[32], Err("output_norm.weight: is missing")),
@@ -49,8 +49,8 @@ const CASES: &[(&str, &[usize], Result<&str, &str>)] = &[
     ("blk.1.exp_probs_b.weight", &[4], Err("is missing")),
     ("blk.1.ffn_up_exps.weight", &[2, 4, 32], Ok("model.layers.1.mlp.experts.gate_up_proj@4 model.layers.1.mlp.experts.gate_up_proj@12")),
     ("blk.1.ffn_down_exps.weight", &[2, 32, 4], Ok("model.layers.1.mlp.experts.0.down_proj.weight@0 model.layers.1.mlp.experts.1.down_proj.weight@0")),
-    ("blk.1.ffn_down_exps.weight", &[3, 32, 4], Err("model.layers.1.mlp.experts.2.down_proj.weight: is missing, [32, 4] wanted")),
-    ("blk.1.ffn_down_exps.weight", &[2, 32, 8], Err("model.layers.1.mlp.experts.0.down_proj.weight: has shape [32, 4], [32, 8] wanted")),
+    ("blk.1.ffn_down_exps.weight", &[3, 32, 4], Err("model.layers.1.mlp.experts.2.down_proj.weight: is missing, expected [32, 4]")),
+    ("blk.1.ffn_down_exps.weight", &[2, 32, 8], Err("model.layers.1.mlp.experts.0.down_proj.weight: has shape [32, 4], expected [32, 8]")),
     ("blk.2.ffn_down_exps.weight", &[2, 32, 4], Err("model.layers.2.mlp.experts.1.down_proj.weight: has type f32, expert 0 has f16")),
     ("blk.3.ffn_up_exps.weight", &[2, 4, 32], Ok("model.layers.3.mlp.switch_mlp.up_proj.weight")),
 ];
@@ -76,7 +76,7 @@ fn weights_are_found_wherever_they_lie() {
         match (found, wanted) {
             (Ok(found), Ok(wanted)) => assert_eq!(found, wanted, "{name}"),
             (Err(error), Err(wanted)) => assert!(error.to_string().contains(wanted), "{name}: {error}"),
-            (found, _) => panic!("{name} {shape:?}: {found:?}, {wanted:?} wanted"),
+            (found, _) => panic!("{name} {shape:?}: {found:?}, expected {wanted:?}"),
         }
     }
 }

@@ -54,7 +54,7 @@ struct Case(fn(&mut Plan), &'static str);
 const CASES: &[Case] = &[
     Case(|p| p.layers.truncate(3), "number of layer marks is 3"),
     Case(|p| p.n_vocab = 0, "n_vocab 0, d_model 256, n_ctx_train 4096: none may be 0"),
-    Case(|p| p.n_vocab = 97, "op 0 (embed): table token_embd.weight has shape [96, 256], [97, 256] wanted"),
+    Case(|p| p.n_vocab = 97, "op 0 (embed): table token_embd.weight has shape [96, 256], expected [97, 256]"),
     Case(|p| p.weights[0].shape = vec![96, 100], "token_embd.weight: q4_k [96, 100] cannot be: rows are whole blocks of 256"),
     Case(|p| p.weights[0].shape = vec![usize::MAX, 256], "token_embd.weight: q4_k [18446744073709551615, 256] cannot be"),
     Case(|p| p.caches[0].d_k = 0, "cache 0"),
@@ -65,7 +65,7 @@ const CASES: &[Case] = &[
     Case(|p| p.ropes[0].inv_freq[3] = f64::NAN, "rope 0 has a frequency Some(NaN)"),
     Case(|p| p.ropes[0].inv_freq = vec![1.0; 17], "(rope): rotates 34 dims of heads of 32"),
     Case(|p| p.logits = Buf(999), "logits are buffer 999 of"),
-    Case(|p| p.logits = find(p, "x"), "x is F32 [Tokens, 256], F32 [Outputs, 96] wanted"),
+    Case(|p| p.logits = find(p, "x"), "x is F32 [Tokens, 256], expected F32 [Outputs, 96]"),
     Case(|p| { p.ops.pop(); p.layers.pop(); }, "no op writes the logits"),
     Case(|p| { p.ops.remove(0); p.layers.remove(0); }, "op 0 (rms_norm): reads x, which no op has written"),
     Case(|p| { let x = find(p, "h.0"); op(p, "linear", |o| if let Op::Linear { parts, .. } = o { parts[0].out = x }) },
@@ -76,9 +76,9 @@ const CASES: &[Case] = &[
         "names it twice"),
     Case(|p| op(p, "embed", |o| if let Op::Embed { out, .. } = o { *out = Buf(999) }), "op 0 (embed): buffer 999 of"),
     Case(|p| op(p, "rope", |o| if let Op::Rope { rope, .. } = o { *rope = Rope(1) }), "(rope): rope 1 of 1"),
-    Case(|p| op(p, "rope", |o| if let Op::Rope { n_head, .. } = o { *n_head = 5 }), "q.0 has width 128, 5 heads of 32 wanted"),
-    Case(|p| op(p, "rms_norm", |o| if let Op::RmsNorm { eps, .. } = o { *eps = -1.0 }), "eps is -1, 0 or more wanted"),
-    Case(|p| op(p, "rms_norm", |o| if let Op::RmsNorm { w, .. } = o { *w = Weight(0) }), "[256] wanted"),
+    Case(|p| op(p, "rope", |o| if let Op::Rope { n_head, .. } = o { *n_head = 5 }), "q.0 has width 128, expected 5 heads of 32"),
+    Case(|p| op(p, "rms_norm", |o| if let Op::RmsNorm { eps, .. } = o { *eps = -1.0 }), "eps is -1, expected 0 or more"),
+    Case(|p| op(p, "rms_norm", |o| if let Op::RmsNorm { w, .. } = o { *w = Weight(0) }), "expected [256]"),
     Case(|p| op(p, "kv_append", |o| if let Op::KvAppend { cache, .. } = o { *cache = Cache(1) }),
         "(attention): reads cache 0, which this step has not appended to"),
     Case(|p| op(p, "attention", |o| if let Op::Attention { n_head, .. } = o { *n_head = 3 }),
@@ -87,19 +87,19 @@ const CASES: &[Case] = &[
     Case(|p| op(p, "attention", |o| if let Op::Attention { softcap, .. } = o { *softcap = Some(-1.0) }), "softcap is -1"),
     Case(|p| op(p, "attention", |o| if let Op::Attention { scale, .. } = o { *scale = f32::NAN }), "scale is NaN"),
     Case(|p| op(p, "attention", |o| if let Op::Attention { sinks, .. } = o { *sinks = Some(Weight(0)) }),
-        "sinks token_embd.weight has shape [96, 256], [4] wanted"),
+        "sinks token_embd.weight has shape [96, 256], expected [4]"),
     Case(|p| op(p, "experts", |o| if let Op::Experts { act, .. } = o { *act = Gate::ClampedSwiglu { alpha: 1.0, limit: 0.0 } }),
-        "limit is 0, more than 0 wanted"),
+        "limit is 0, expected more than 0"),
     Case(|p| op(p, "experts", |o| if let Op::Experts { biases, .. } = o {
             *biases = Some(ExpertBiases { gate: Weight(0), up: Weight(0), down: Weight(0) })
-        }), "gate bias token_embd.weight has shape [96, 256], [8, 256] wanted"),
+        }), "gate bias token_embd.weight has shape [96, 256], expected [8, 256]"),
     Case(|p| op(p, "combine", |o| { let Op::Combine { x, .. } = *o else { return }; *o = Op::ScaleBy { x, w: Weight(0) } }),
-        "w token_embd.weight has shape [96, 256], [1] wanted"),
+        "w token_embd.weight has shape [96, 256], expected [1]"),
     Case(|p| op(p, "route", |o| if let Op::Route { n_used, .. } = o { *n_used = 9 }), "uses 9 of 8 experts, 1 to 8 allowed"),
     Case(|p| op(p, "route", |o| if let Op::Route { n_used, .. } = o { *n_used = 0 }), "uses 0 of 8 experts, 1 to 8 allowed"),
     Case(|p| router(p, |r| r.scale = f32::NAN), "(route): scale is NaN"),
     Case(|p| router(p, |r| r.renormalise = Some(-1.0)), "(route): eps is -1"),
-    Case(|p| router(p, |r| r.bias = Some(Weight(0))), "(route): bias token_embd.weight has shape [96, 256], [8] wanted"),
+    Case(|p| router(p, |r| r.bias = Some(Weight(0))), "(route): bias token_embd.weight has shape [96, 256], expected [8]"),
     Case(|p| router(p, |r| r.expert_scale = Some(Weight(999))), "(route): weight 999 of"),
     Case(|p| groups(p, 3, 1, Max), "8 experts cannot be 3 groups of equal size"),
     Case(|p| groups(p, 0, 1, Max), "8 experts cannot be 0 groups of equal size"),
@@ -107,16 +107,16 @@ const CASES: &[Case] = &[
     Case(|p| groups(p, 4, 0, Max), "uses 0 of 4 groups, 1 to 4 allowed"),
     Case(|p| groups(p, 8, 4, TopTwo), "8 groups of 1 experts have no two best"),
     Case(|p| groups(p, 8, 1, Max), "uses 2 experts of 1 groups of 1"),
-    Case(|p| split(p, 4, vec![(16, "k.0"), (32, "v.0")]), "(split_heads): v.0 is F32 [Tokens, 64], F32 [Tokens, 128]"),
-    Case(|p| split(p, 2, vec![(32, "k.0")]), "(split_heads): q.0 is F32 [Tokens, 128], F32 [Tokens, 64] wanted"),
+    Case(|p| split(p, 4, vec![(16, "k.0"), (32, "v.0")]), "(split_heads): v.0 is F32 [Tokens, 64], expected F32 [Tokens, 128]"),
+    Case(|p| split(p, 2, vec![(32, "k.0")]), "(split_heads): q.0 is F32 [Tokens, 128], expected F32 [Tokens, 64]"),
     Case(|p| split(p, 2, vec![(32, "k.0"), (32, "k.0")]), "(split_heads): writes k.0 and names it twice"),
     Case(|p| split(p, usize::MAX, vec![(32, "k.0")]), "(split_heads): k.0 is F32"),
     Case(|p| insert(p, |p| Op::HeadLinear { x: find(p, "q.0"), w: Weight(0), transposed: false, out: find(p, "k.0") }),
-        "(head_linear): w has shape [96, 256], three axes wanted"),
+        "(head_linear): w has shape [96, 256], expected three axes"),
     Case(|p| insert(p, |p| {
         let w = Weight(p.weights.iter().position(|w| w.name == "blk.0.ffn_gate_exps.weight").unwrap() as u32);
         Op::HeadLinear { x: find(p, "q.0"), w, transposed: true, out: find(p, "k.0") }
-    }), "(head_linear): q.0 is F32 [Tokens, 128], F32 [Tokens, 2048] wanted"),
+    }), "(head_linear): q.0 is F32 [Tokens, 128], expected F32 [Tokens, 2048]"),
     Case(|p| p.caches[0].v_in_k = true, "(kv_append): gives values to cache 0, which has them in its keys"),
     Case(|p| op(p, "kv_append", |o| if let Op::KvAppend { v, .. } = o { *v = None }), "gives no values to cache 0"),
     Case(|p| { p.caches[0].v_in_k = true; p.caches[0].d_v = 33 }, "cache 0: values of 33 cannot be a part of keys of 32"),
@@ -126,10 +126,10 @@ const CASES: &[Case] = &[
         buf(p, "router.0").width = 1025;
     }, "1025 experts, at most 1024 allowed"),
     Case(|p| buf(p, "y.0").rows = Rows::Slots(33), "buffer y.0 has 33 slots, 1 to 32 allowed"),
-    Case(|p| buf(p, "y.0").rows = Rows::Slots(3), "y.0 is F32 [Slots(3), 256], F32 [Slots(2), 256] wanted"),
+    Case(|p| buf(p, "y.0").rows = Rows::Slots(3), "y.0 is F32 [Slots(3), 256], expected F32 [Slots(2), 256]"),
     Case(|p| buf(p, "k.0").width = 0, "buffer k.0 has width 0"),
     Case(|p| op(p, "experts", |o| if let Op::Experts { gate, down, .. } = o { *gate = Weight(0); *down = Weight(0) }),
-        "gate has shape [96, 256], three axes wanted"),
+        "gate has shape [96, 256], expected three axes"),
     Case(|p| {
         let i = p.weights.iter().position(|w| w.name == "blk.0.ffn_gate_exps.weight").unwrap();
         p.weights[i].shape = vec![7, 256, 256];
@@ -144,9 +144,9 @@ fn a_broken_plan_is_refused() {
         let mut plan = good.clone().into_plan();
         spoil(&mut plan);
         let error = match ValidPlan::new(plan) {
-            Ok(_) => panic!("case {i}: no error, {wanted:?} wanted"),
+            Ok(_) => panic!("case {i}: no error, expected {wanted:?}"),
             Err(error) => error.to_string(),
         };
-        assert!(error.contains(wanted), "case {i}: {error:?}, {wanted:?} wanted");
+        assert!(error.contains(wanted), "case {i}: {error:?}, expected {wanted:?}");
     }
 }

@@ -2,16 +2,19 @@
 
 mod files;
 mod parse;
+mod sampling;
 
 use std::path::PathBuf;
 
+use backend::CacheType;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::version;
-pub use files::{CompareArgs, ConvertArgs, Form, ImatrixArgs, PullArgs, QuantizeArgs};
-use parse::{parse_bias, parse_bytes, parse_host, parse_origin, parse_pair, parse_temperature};
+pub use files::{CompareArgs, ConvertArgs, ImatrixArgs, OutputFormat, PullArgs, QuantizeArgs};
+use parse::{parse_bytes, parse_host, parse_origin, parse_pair};
+pub use sampling::SamplingArgs;
 
-/// Runs mixture-of-experts language models on the machine you have.
+/// Run mixture-of-experts language models on your own machine.
 #[derive(Debug, Parser)]
 #[command(
     name = "moebius",
@@ -20,32 +23,38 @@ use parse::{parse_bias, parse_bytes, parse_host, parse_origin, parse_pair, parse
     propagate_version = true,
     max_term_width = 100,
     arg_required_else_help = true,
-    after_help = "Every flag can be set by a variable (MOEBIUS_TOP_K=20 is --top-k 20) and in \
+    after_help = "Every flag can also be set by an environment variable (MOEBIUS_TOP_K=20 is --top-k 20) and in \
                   ~/.config/moebius/config.toml (top-k = 20)."
 )]
 pub struct Cli {
-    /// File with flags, by command and model; ~/.config/moebius/config.toml when left out
+    /// File with flags, by command and model [default: ~/.config/moebius/config.toml]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Settings")]
     pub config: Option<PathBuf>,
+    /// Folder with kernel sources to compile instead of the embedded ones
+    #[arg(long, global = true, hide = true, value_name = "FOLDER")]
+    pub kernels: Option<PathBuf>,
+    /// Folder with kernels that `plan --cubins` compiled [default: `cuda` next to the program]
+    #[arg(long, global = true, hide = true, value_name = "FOLDER", env = "MOEBIUS_CUBINS")]
+    pub compiled_kernels: Option<PathBuf>,
     #[command(subcommand)]
     pub command: Command,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Answer one prompt; text streams to stdout
+    /// Answer one prompt; the text streams to stdout
     Run(RunArgs),
     /// Chat with the model: history, /reset /system /save /regen /quit
     Chat(ChatArgs),
-    /// Serve the model to many clients: the APIs of OpenAI, Anthropic and Ollama over HTTP
+    /// Serve models over HTTP with the APIs of OpenAI, Anthropic and Ollama
     Serve(ServeArgs),
-    /// Measure prompt and decode speed, with llama-bench's rows
+    /// Measure prompt and decode speed, in llama-bench's rows
     Bench(BenchArgs),
     /// Show the contents of a model file, without reading its weights
     Inspect(InspectArgs),
-    /// Print what the engine computes, where data resides, and the memory it needs
+    /// Print what the engine computes, where its data resides, and how much memory it needs
     Plan(PlanArgs),
-    /// Write the logits of a token sequence, or compare them with golden ones
+    /// Write the logits of a token sequence, or compare them with golden logits
     Logits(LogitsArgs),
     /// Convert text from stdin (or a file) to token ids
     Tokenize(TokenizeArgs),
@@ -53,54 +62,69 @@ pub enum Command {
     Render(RenderArgs),
     /// Measure perplexity on a text, by llama-perplexity's method
     Perplexity(PerplexityArgs),
-    /// Measure what a model lost against another: KL divergence, same top token, perplexities
+    /// Compare two models on a text: KL divergence, agreement on the top token, perplexities
     Compare(CompareArgs),
-    /// Sum up which columns of the matrices a text makes use of, for `quantize --imatrix`
+    /// Compute an importance matrix from a text, for `quantize --imatrix`
     Imatrix(ImatrixArgs),
-    /// Write a GGUF file of smaller weight types
+    /// Write a GGUF file with smaller weight types
     Quantize(QuantizeArgs),
-    /// Write a model folder as a GGUF file, or a GGUF file as an MLX folder
+    /// Convert a model folder to a GGUF file, or a GGUF file to an MLX folder
     Convert(ConvertArgs),
-    /// Fetch a model from Hugging Face into its cache, where `-m` finds it
+    /// Download a model from Hugging Face into its cache, where `-m` finds it
     Pull(PullArgs),
-    /// List the models that Hugging Face's, LM Studio's and Ollama's programs have fetched to this machine
+    /// List models already downloaded by Hugging Face tools, LM Studio or Ollama
     #[command(aliases = ["list", "ls"])]
     Models(ModelsArgs),
-    /// List the GPUs that can compute, or say why one cannot
+    /// List the usable GPUs, and say why others cannot be used
     Devices,
-    /// Ask a running server whether it is well: the exit status says so
+    /// Check a running server; exit status 0 means healthy
     Health(HealthArgs),
-    /// Write manual pages into a folder
+    /// Print the settings of a command, and where each comes from
+    Config(ConfigArgs),
+    /// Write manual pages to a folder
     Man {
-        /// Folder, which is made if it is not there
+        /// Folder, created if missing
         folder: PathBuf,
     },
     /// Print a completion script for a shell
     Completions {
-        /// Shell to complete for
+        /// Shell to generate the script for
         shell: clap_complete::Shell,
     },
-    /// Try a grammar that another process of this program is about to compile
+    /// Compile a grammar on trial for another process of this program
     #[command(hide = true)]
     TryGrammar,
 }
 
-/// The model and its source.
+/// Choice of the model.
 #[derive(Debug, Clone, Args)]
 pub struct ModelArgs {
-    /// GGUF file (any part of a split one), MLX or safetensors folder, or the name of a model that `moebius models`
-    /// lists; the embedded model when left out
+    /// GGUF file (any part of a split one), MLX or safetensors folder, the name of a model that `moebius models` lists,
+    /// or its address at huggingface.co [default: the embedded model]
     #[arg(short, long, value_name = "PATH|NAME")]
     pub model: Option<PathBuf>,
+    /// Download the model from Hugging Face if it is missing (ORG/REPO:TYPE); on a terminal, the command asks
+    #[arg(long)]
+    pub pull: bool,
 }
 
-/// How a conversation becomes a prompt.
+/// Choice of the model where a word by itself can be nothing else.
+#[derive(Debug, Clone, Args)]
+pub struct NamedArgs {
+    /// The model, without -m
+    #[arg(value_name = "MODEL")]
+    pub named: Option<PathBuf>,
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+/// Rendering of a conversation as a prompt.
 #[derive(Debug, Clone, Args)]
 pub struct TemplateArgs {
     /// Chat template (Jinja) to use instead of the model's
     #[arg(long, value_name = "FILE")]
     pub chat_template_file: Option<PathBuf>,
-    /// Whether the model thinks before it answers, where its template has a switch for it
+    /// Whether the model thinks before it answers, if its template has a switch for it
     #[arg(long, value_enum, value_name = "on|off")]
     pub think: Option<Switch>,
 }
@@ -111,104 +135,134 @@ pub enum Switch {
     Off,
 }
 
-/// How a step is computed.
+/// Settings of a step's computation.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct StepArgs {
-    /// Instruction set of the CPU backend; the best one present when left out
+    /// Instruction set of the CPU backend [default: the best one available]
     #[arg(long, value_enum)]
     pub isa: Option<IsaArg>,
-    /// Where memory and threads go on a machine of several NUMA nodes; to wherever the system puts them when left out
+    /// Placement of memory and threads on a machine with several NUMA nodes [default: left to the system]
     #[arg(long, value_enum, value_name = "WHERE")]
     pub numa: Option<NumaArg>,
-    /// Element type of the KV cache (the reference backend always keeps f32)
-    #[arg(long, value_enum, default_value_t)]
-    pub cache_type: CacheArg,
-    /// Weights to copy into memory with pages of 2 MB
+    /// Type of the KV cache: f16, f32, or q8_0 (blocks of 8 bits in about half of f16's memory, on the CPU), or one
+    /// each for keys and values: k=q8_0,v=f16. The reference backend computes in f32, on numbers rounded to blocks
+    #[arg(long, visible_alias = "kv", value_name = "TYPE", default_value_t)]
+    pub cache_type: CacheType,
+    /// Weights to copy into huge pages (2 MB) instead of reading them from the mapped file
     #[arg(long, value_enum, default_value_t)]
     pub copy_weights: CopyArg,
-    /// Memory that the whole process stays below, weights included: 12G (powers of ten) or 12GiB (of two). Experts that
-    /// do not fit are read from disk when they are wanted. What is free, less a margin, when left out; then the system
-    /// may evict weights
+    /// Memory limit for the whole process, weights included: 12G (powers of ten) or 12GiB (powers of two). Experts that
+    /// do not fit are read from disk when needed. Without it the system may evict weights [default: what is free, less
+    /// a margin]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub memory: Option<usize>,
-    /// Memory of an NVIDIA GPU to stay below, the driver's share and all models of a server included (--backend cuda).
-    /// Routed experts that do not fit stay in host memory: the CPU computes them, and for long prompts they are copied
-    /// to the GPU. What is free when left out
+    /// Memory limit on an NVIDIA GPU, the driver's share and all models of a server included (--backend cuda). Routed
+    /// experts that do not fit stay in host memory: the CPU computes them, and for long prompts they are copied to the
+    /// GPU [default: what is free]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub gpu_memory: Option<usize>,
-    /// When routed experts that are used most move to the GPU, where it does not hold all of them: the last digits of
-    /// results then depend on which have moved
+    /// When to move frequently used experts to a GPU that cannot hold all of them. The last digits of results then
+    /// depend on which experts have moved
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     pub hot_experts: MovesArg,
-    /// Maximum number of tokens computed in one step; 512 when left out, more with CUDA (2048) and where experts are
-    /// read from disk
+    /// Maximum number of tokens computed in one step [default: 512; 2048 with CUDA; more if experts are read from disk]
     #[arg(short, long, value_name = "N")]
     pub batch: Option<usize>,
 }
 
-/// Where memory and threads go on a machine of several NUMA nodes.
+/// Placement of memory and threads on a machine with several NUMA nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum NumaArg {
-    /// To all nodes: pages in turn, threads evenly. Pages of a file that are cached already stay where they are, and
-    /// --copy-weights all copies them
+    /// Interleave pages over all nodes and spread threads evenly. Pages of a file that is cached already stay where
+    /// they are, unless --copy-weights all copies them
     Distribute,
-    /// To the node that the program starts on, memory of others where that is full
+    /// Run on the starting node; fall back to other nodes when its memory is full
     Isolate,
-    /// To where numactl has put them
+    /// Keep the placement of numactl
     Numactl,
 }
 
-/// When experts move to the GPU.
+/// Times at which experts move to the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum MovesArg {
-    /// As long as that is measured to be faster
+    /// While it is measured to be faster
     #[default]
     Auto,
-    /// Whole layers stay where they are: the same run gives the same bits
+    /// Whole layers stay in place: the same run gives the same bits
     Never,
-    /// From the first tokens on
+    /// From the first tokens
     Always,
-}
-
-impl StepArgs {
-    /// The maximum number of tokens of a step of a backend where all weights are in memory.
-    pub fn batch(&self, backend: BackendKind) -> usize {
-        self.batch.unwrap_or_else(|| if backend == BackendKind::Cuda { 2048 } else { 512 })
-    }
 }
 
 /// Settings of the engine.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
-    /// Threads; all cores when left out
+    /// Number of threads [default: all cores]
     #[arg(short, long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Context in tokens; when left out the trained context, at most 8192 and what fits in memory
+    /// Context in tokens [default: the trained context, at most 65536 and what fits in memory]
     #[arg(short, long, value_name = "N")]
     pub ctx: Option<usize>,
-    /// Backend that computes; when left out run, chat, serve and bench take an NVIDIA GPU where there is one and the
-    /// model fits, all else the CPU
+    /// Backend to use [default: auto for run, chat, serve and bench (an NVIDIA GPU if it can hold the model), cpu for
+    /// other commands]
     #[arg(long, value_enum)]
     pub backend: Option<BackendKind>,
-    /// CUDA device that computes, by its number in `moebius devices`; the first when left out
+    /// CUDA device to use, by its number in `moebius devices` [default: the first]
     #[arg(long, value_name = "N")]
     pub device: Option<usize>,
     #[command(flatten)]
     pub step: StepArgs,
 }
 
+/// Drafts: guesses of the next tokens, several of which one step verifies.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct DraftArgs {
+    /// What drafts the next tokens of an answer: one step verifies several, and the answer stays the same. It pays off
+    /// where drafts are right often and a step of several tokens costs little more than one
+    #[arg(long, value_enum, value_name = "off|ngram|mtp", default_value_t, help_heading = "Engine")]
+    pub draft: DraftArg,
+    /// Maximum number of tokens that are drafted at a time
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=16),
+        help_heading = "Engine")]
+    pub draft_tokens: u8,
+}
+
+impl Default for DraftArgs {
+    fn default() -> DraftArgs {
+        DraftArgs { draft: DraftArg::Off, draft_tokens: 3 }
+    }
+}
+
+impl DraftArgs {
+    /// The flag that means something on the CPU alone, where it is given.
+    pub fn of_cpu(self) -> Option<&'static str> {
+        (self.draft == DraftArg::Mtp).then_some("--draft mtp")
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum DraftArg {
+    /// Nothing
+    #[default]
+    Off,
+    /// The text itself: what followed its last tokens the last time. For answers that repeat their prompts
+    Ngram,
+    /// The model's own layer for multi-token prediction, if it has one (CPU backend)
+    Mtp,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BackendKind {
-    /// The plan interpreter in plain f32 on dequantised weights: slow, the reference for tests
+    /// The plan interpreter in plain f32 on dequantized weights: slow, the reference for tests
     Reference,
     /// The CPU kernels
     Cpu,
     /// An NVIDIA GPU
     Cuda,
-    /// The GPU of a Mac with Apple silicon (never tried on one)
+    /// The GPU of a Mac with Apple silicon (experimental, untested on real hardware)
     Metal,
-    /// The first of metal, cuda and cpu that is there and that the model fits
+    /// The first of metal, cuda and cpu that is available and can hold the model
     Auto,
 }
 
@@ -217,114 +271,34 @@ pub enum IsaArg {
     Scalar,
     Avx2,
     Avx512,
-    Amx,
     Neon,
     I8mm,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum CopyArg {
-    /// `dense` where the file is mapped in small pages and memory is free, `none` otherwise
+    /// `dense` if the file is mapped in small pages and memory is free, otherwise `none`
     #[default]
     Auto,
     /// Read all weights from the mapped file
     None,
-    /// Copy the weights that every token reads
+    /// Copy the weights that every token uses
     Dense,
     /// Copy the experts too
     All,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum CacheArg {
-    #[default]
-    F16,
-    F32,
-}
-
-/// Sampling parameters. Flags left out take the model's defaults.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Sampling")]
-pub struct SamplingArgs {
-    /// Temperature; 0 always takes the likeliest token
-    #[arg(long, visible_alias = "temp", value_name = "T", value_parser = parse_temperature)]
-    pub temperature: Option<f32>,
-    /// Width of the dynamic temperature range, 0 is off
-    #[arg(long, value_name = "R")]
-    pub dynatemp_range: Option<f32>,
-    /// Exponent of the dynamic temperature
-    #[arg(long, value_name = "E")]
-    pub dynatemp_exponent: Option<f32>,
-    /// Keep the K likeliest tokens, 0 keeps all
-    #[arg(long, value_name = "K")]
-    pub top_k: Option<usize>,
-    /// Keep the likeliest tokens that together reach probability P
-    #[arg(long, value_name = "P")]
-    pub top_p: Option<f32>,
-    /// Drop tokens below P times the likeliest one's probability
-    #[arg(long, value_name = "P")]
-    pub min_p: Option<f32>,
-    /// Locally typical sampling, 1 is off
-    #[arg(long, value_name = "P")]
-    pub typical: Option<f32>,
-    /// Keep logits within N standard deviations of the best; below 0 is off
-    #[arg(long, value_name = "N")]
-    pub top_n_sigma: Option<f32>,
-    /// Probability of excluding top choices
-    #[arg(long, value_name = "P")]
-    pub xtc_probability: Option<f32>,
-    /// Threshold above which a token counts as a top choice
-    #[arg(long, value_name = "P")]
-    pub xtc_threshold: Option<f32>,
-    /// Divide the logits of repeated tokens by this, 1 is off
-    #[arg(long, value_name = "F")]
-    pub repeat_penalty: Option<f32>,
-    /// Number of last tokens that the penalties cover
-    #[arg(long, value_name = "N")]
-    pub repeat_last_n: Option<usize>,
-    /// Penalty subtracted per occurrence
-    #[arg(long, value_name = "F")]
-    pub frequency_penalty: Option<f32>,
-    /// Penalty subtracted once if the token occurred
-    #[arg(long, value_name = "F")]
-    pub presence_penalty: Option<f32>,
-    /// DRY: strength of the penalty on repeated sequences, 0 is off
-    #[arg(long, value_name = "F")]
-    pub dry_multiplier: Option<f32>,
-    /// DRY: base of the growth with length
-    #[arg(long, value_name = "F")]
-    pub dry_base: Option<f32>,
-    /// DRY: longest repetition without a penalty
-    #[arg(long, value_name = "N")]
-    pub dry_allowed_length: Option<usize>,
-    /// Mirostat version, 0 is off
-    #[arg(long, value_name = "0|1|2", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
-    pub mirostat: u8,
-    /// Mirostat's target surprise, in bits
-    #[arg(long, value_name = "TAU")]
-    pub mirostat_tau: Option<f32>,
-    /// Mirostat's learning rate
-    #[arg(long, value_name = "ETA")]
-    pub mirostat_eta: Option<f32>,
-    /// Add BIAS to the logit of token ID; may be given several times
-    #[arg(long, value_name = "ID=BIAS", value_parser = parse_bias)]
-    pub logit_bias: Vec<(u32, f32)>,
-    /// Seed of the random numbers; from the clock when left out
-    #[arg(short, long, value_name = "N")]
-    pub seed: Option<u64>,
-}
-
 #[derive(Debug, Args)]
 #[command(allow_negative_numbers = true)]
 pub struct RunArgs {
-    /// Prompt; stdin when left out and stdin is not a terminal
+    /// Prompt; what comes on stdin, if that is not a terminal, follows it
     #[arg(value_name = "PROMPT")]
     pub text: Option<String>,
     /// The prompt, as a flag
     #[arg(short, long, value_name = "PROMPT", conflicts_with = "text")]
     pub prompt: Option<String>,
-    /// Read the prompt from a file
-    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["text", "prompt"])]
+    /// Read a text from a file; it follows the prompt after an empty line, and so does what comes on stdin
+    #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// System message (chat prompts only)
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
@@ -332,7 +306,7 @@ pub struct RunArgs {
     /// Pass the prompt to the model unchanged, without the chat template
     #[arg(long)]
     pub raw: bool,
-    /// Maximum number of tokens to generate; without it, until the model ends or the context is full
+    /// Maximum number of tokens to generate [default: until the model ends or the context is full]
     #[arg(short, long, value_name = "N")]
     pub n_predict: Option<usize>,
     /// Stop before this text; may be given several times
@@ -341,30 +315,34 @@ pub struct RunArgs {
     /// Continue past the model's end-of-text token
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Constrain the answer to the JSON schema in this file
-    #[arg(long, value_name = "FILE", group = "form")]
+    /// Constrain the answer to a JSON schema: a file, or the schema itself ({..})
+    #[arg(long, value_name = "FILE|JSON", group = "form")]
     pub json_schema: Option<PathBuf>,
-    /// Objects of the schema may have properties that it does not name, where it does not forbid them
+    /// Allow objects to have properties that the schema does not name, unless it forbids them
     #[arg(long, requires = "json_schema")]
     pub open_objects: bool,
-    /// Constrain the answer to the grammar in this file: llguidance's variant of Lark, or llama.cpp's GBNF
-    #[arg(long, value_name = "FILE", group = "form")]
+    /// Constrain the answer to a grammar: a file, or the grammar itself (root ::= ..), in llguidance's variant of Lark
+    /// or llama.cpp's GBNF
+    #[arg(long, value_name = "FILE|GRAMMAR", group = "form")]
     pub grammar: Option<PathBuf>,
     /// Constrain the answer to a regular expression
     #[arg(long, value_name = "REGEX", group = "form")]
     pub regex: Option<String>,
-    /// Do not print the summary line, nor the thought when stdout is no terminal
+    /// Write the experts of every token of prompt and answer with their weights to a file (JSON lines); computes them a
+    /// second time
+    #[arg(long, value_name = "FILE")]
+    pub trace_experts: Option<PathBuf>,
+    /// Do not print the summary line, nor the model's thinking if stdout is not a terminal
     #[arg(short, long)]
     pub quiet: bool,
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Fetch a model of Hugging Face's that is not here (ORG/REPO:TYPE); on a terminal the question is asked anyway
-    #[arg(long)]
-    pub pull: bool,
     #[command(flatten)]
     pub template: TemplateArgs,
     #[command(flatten)]
     pub engine: EngineArgs,
+    #[command(flatten)]
+    pub draft: DraftArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
 }
@@ -375,34 +353,33 @@ pub struct ChatArgs {
     /// System message
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
-    /// Maximum number of tokens of an answer
+    /// Maximum number of tokens per answer
     #[arg(short, long, value_name = "N")]
     pub n_predict: Option<usize>,
     /// Do not print the summary line after each answer
     #[arg(short, long)]
     pub quiet: bool,
-    /// Do not keep what is typed for later starts (~/.local/state/moebius/history), nor show what was kept
+    /// Neither save typed lines (~/.local/state/moebius/history) nor offer those saved before
     #[arg(long)]
     pub no_history: bool,
-    /// Show answers on a terminal as they are written: lines not wrapped, Markdown's marks left in
+    /// Print answers as the model writes them: Markdown unrendered, lines unwrapped
     #[arg(long)]
     pub no_markdown: bool,
     #[command(flatten)]
-    pub model: ModelArgs,
-    /// Fetch a model of Hugging Face's that is not here (ORG/REPO:TYPE); on a terminal the question is asked anyway
-    #[arg(long)]
-    pub pull: bool,
+    pub model: NamedArgs,
     #[command(flatten)]
     pub template: TemplateArgs,
     #[command(flatten)]
     pub engine: EngineArgs,
+    #[command(flatten)]
+    pub draft: DraftArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// Lines for people
+    /// Human-readable lines
     Text,
     /// One JSON object per line
     Json,
@@ -419,45 +396,52 @@ pub enum LogLevel {
 #[derive(Debug, Args)]
 #[command(allow_negative_numbers = true)]
 pub struct ServeArgs {
-    /// Address to listen on; a non-loopback address admits other machines
+    /// Address to listen on; other machines can reach any address but a loopback one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = parse_host)]
     pub host: std::net::IpAddr,
-    /// Port; 0 takes a free one
+    /// Port; 0 picks a free one
     #[arg(long, value_name = "N", default_value_t = 8080)]
     pub port: u16,
-    /// File with the API keys that clients must send, one per line; when left out, none is needed
+    /// File with the accepted API keys, one per line, each with a name for the log after # if it has one; read again
+    /// when it changes [default: no key is required]
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Answers computed at a time for each model; 16 (4 of several models), or as many as memory holds, when left out
+    /// Maximum number of answers computed at once per model [default: 16 (4 with several models), or what memory holds]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub parallel: Option<u16>,
-    /// Answers that may wait beyond those; more are refused with 429
+    /// Maximum number of requests that wait beyond those; further ones are refused with 429
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub max_queue: u16,
-    /// Number of cache positions that all answers share; when left out, a whole context each where memory allows
+    /// Target for the time of a step in milliseconds while answers run: prompts are computed in pieces that keep it, so
+    /// that a long one does not stall the answers of others. 0 sets no limit [default: 100; 25 on a GPU; 0 if experts
+    /// are read from disk]
+    #[arg(long, value_name = "MS")]
+    pub step_time: Option<u32>,
+    /// Number of KV cache positions that all answers share [default: a whole context each, if memory allows]
     #[arg(long, value_name = "N")]
     pub cache_tokens: Option<usize>,
-    /// Folder that keeps prompt caches over restarts (CPU backend). Texts can be guessed from its files: it is made for
-    /// its owner alone
+    /// Folder that keeps prompt caches across restarts (CPU backend). Texts can be inferred from its files, so only its
+    /// owner can read it
     #[arg(long, value_name = "FOLDER")]
     pub cache_dir: Option<PathBuf>,
-    /// Maximum size of that folder; what was used least recently is deleted
+    /// Maximum size of that folder; the least recently used caches are deleted
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "4G")]
     pub cache_disk: usize,
     /// Chat template (Jinja) to use instead of the model's
     #[arg(long, value_name = "FILE")]
     pub chat_template_file: Option<PathBuf>,
-    /// Name of the one model in answers; the file's when left out
-    #[arg(long, value_name = "NAME")]
-    pub alias: Option<String>,
-    /// Allow web pages of this origin to call the server (* is any); may be given several times
+    /// Name of the model in answers, if one is served [default: the file's name]. NAME=MODEL gives a model a further name
+    /// in requests, in which * stands for any text; may be given several times
+    #[arg(long, value_name = "NAME[=MODEL]")]
+    pub alias: Vec<String>,
+    /// Allow web pages from this origin to call the server (* for any); may be given several times
     #[arg(long, value_name = "ORIGIN", value_parser = parse_origin)]
     pub cors: Vec<String>,
-    /// Serve requests for this host name too (and for no others than those named and this machine's); may be given
-    /// several times. Without it a server without keys on a loopback address answers to this machine's names only
+    /// Accept requests for this host name, besides this machine's names; may be given several times. A server on a
+    /// loopback address without keys accepts this machine's names only, unless others are allowed
     #[arg(long, value_name = "NAME")]
     pub allowed_host: Vec<String>,
-    /// Seconds that running answers have to finish when the server is stopped
+    /// Seconds that running answers have to finish at shutdown
     #[arg(long, value_name = "N", default_value_t = 30)]
     pub drain_seconds: u64,
     /// Format of the log on stderr
@@ -466,17 +450,36 @@ pub struct ServeArgs {
     /// Minimum level of log messages
     #[arg(long, value_enum, default_value_t = LogLevel::Info)]
     pub log_level: LogLevel,
-    /// Model, as in `run`; may be given several times. Several are loaded when requests name them, within --memory and
-    /// --gpu-memory; those unused for longest make room
+    /// Models, without -m
+    #[arg(value_name = "MODEL")]
+    pub named: Vec<PathBuf>,
+    /// Model, as in `run`; may be given several times. Several models are loaded on demand, within --memory and
+    /// --gpu-memory; the least recently used ones make room
     #[arg(short, long, value_name = "PATH|NAME")]
     pub model: Vec<PathBuf>,
-    /// Serve every model in this folder too
+    /// Download models from Hugging Face if they are missing (ORG/REPO:TYPE)
+    #[arg(long)]
+    pub pull: bool,
+    /// Unload a model that no request has used for N seconds; the next request loads it again. Requests may say
+    /// otherwise (keep_alive) [default: models stay, until others need their memory]
+    #[arg(long, value_name = "N")]
+    pub sleep_idle_seconds: Option<u64>,
+    /// Also serve every model in this folder
     #[arg(long, value_name = "FOLDER")]
     pub models: Option<PathBuf>,
     #[command(flatten)]
     pub engine: EngineArgs,
     #[command(flatten)]
+    pub draft: DraftArgs,
+    #[command(flatten)]
     pub sampling: SamplingArgs,
+}
+
+impl ServeArgs {
+    /// Returns the models that are named, without -m or by it.
+    pub fn models(&self) -> &[PathBuf] {
+        if self.named.is_empty() { &self.model } else { &self.named }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -489,55 +492,78 @@ pub enum BenchFormat {
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
+    /// Models to measure, without -m
+    #[arg(value_name = "MODEL")]
+    pub named: Vec<PathBuf>,
     /// Model to measure, as in `run`; may be given several times
     #[arg(short, long, value_name = "PATH|NAME")]
     pub model: Vec<PathBuf>,
+    /// Download models from Hugging Face if they are missing (ORG/REPO:TYPE)
+    #[arg(long)]
+    pub pull: bool,
     /// Prompt lengths to measure, 0 for none
     #[arg(short = 'p', long, value_name = "N,..", value_delimiter = ',', default_values_t = [512])]
     pub n_prompt: Vec<usize>,
-    /// Numbers of decoded tokens to measure, 0 for none
+    /// Numbers of generated tokens to measure, 0 for none
     #[arg(short, long, value_name = "N,..", value_delimiter = ',', default_values_t = [128])]
     pub n_gen: Vec<usize>,
-    /// A prompt of N tokens and M tokens decoded behind it, measured together; may be given several times
+    /// A prompt of N tokens, then M generated tokens, timed as one; may be given several times
     #[arg(long, value_name = "N,M", value_parser = parse_pair)]
     pub pg: Vec<(usize, usize)>,
     /// Tokens already in the context
     #[arg(short, long, value_name = "N,..", value_delimiter = ',', default_values_t = [0])]
     pub depth: Vec<usize>,
-    /// Numbers of sequences that decode together
+    /// Numbers of sequences to decode together
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1])]
     pub parallel: Vec<usize>,
-    /// Numbers of threads to measure with; all cores when left out
+    /// Numbers of threads to measure with [default: all cores]
     #[arg(short, long, value_name = "N,..", value_delimiter = ',')]
     pub threads: Vec<usize>,
-    /// What computes; when left out an NVIDIA GPU where there is one and the model fits, else the CPU
+    /// Backend to use [default: auto]
     #[arg(long, value_enum)]
     pub backend: Option<BackendKind>,
-    /// CUDA device that computes, by its number in `moebius devices`; the first when left out
+    /// CUDA device to use, by its number in `moebius devices` [default: the first]
     #[arg(long, value_name = "N")]
     pub device: Option<usize>,
-    /// Repetitions
+    /// Instead of the table: gaps between the tokens of --parallel running answers while a prompt of N tokens is
+    /// computed next to them, and the time to the first token of a short prompt submitted after it
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(64..=1 << 20))]
+    pub gap: Option<u32>,
+    /// Target for the time of a step with --gap, in milliseconds, as in `serve`; 0 sets no limit [default: 100; 25 on a
+    /// GPU]
+    #[arg(long, value_name = "MS", requires = "gap")]
+    pub step_time: Option<u32>,
+    /// Number of repetitions
     #[arg(short, long, value_name = "N", default_value_t = 5)]
     pub repetitions: usize,
     /// Format of the table
     #[arg(short, long, value_enum, default_value_t = BenchFormat::Md)]
     pub output: BenchFormat,
-    /// Print the time of a step op by op
+    /// Print the time of a step by op
     #[arg(short, long)]
     pub verbose: bool,
     /// Write the experts of every decoded token to a file, for `moebius plan --routes`
     #[arg(long, value_name = "FILE")]
     pub trace_experts: Option<PathBuf>,
-    /// Temperature at which tokens are decoded; 0 takes the best, which a model of random weights soon repeats
+    /// Temperature of decoding; at 0 a model with random weights soon repeats itself
     #[arg(long, value_name = "T", default_value_t = 0.0)]
     pub temp: f32,
     #[command(flatten)]
     pub step: StepArgs,
+    #[command(flatten)]
+    pub draft: DraftArgs,
+}
+
+impl BenchArgs {
+    /// Tokens that a step gives a sequence at most.
+    pub fn tokens_per_step(&self) -> usize {
+        if self.draft.draft == DraftArg::Off { 1 } else { 1 + usize::from(self.draft.draft_tokens) }
+    }
 }
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// GGUF file, or MLX or safetensors folder; the embedded model when left out
+    /// GGUF file, or MLX or safetensors folder [default: the embedded model]
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
     #[command(flatten)]
@@ -555,6 +581,19 @@ pub struct InspectArgs {
 
 #[derive(Debug, Args)]
 pub struct ModelsArgs {
+    /// List instead which models Moebius runs, and the names of their architectures in GGUF files and folders
+    #[arg(long)]
+    pub supported: bool,
+    /// Machine-readable output
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ConfigArgs {
+    /// Command whose settings are printed
+    #[arg(value_name = "COMMAND", default_value = "serve")]
+    pub command: String,
     /// Machine-readable output
     #[arg(long)]
     pub json: bool,
@@ -568,7 +607,7 @@ pub struct HealthArgs {
     /// Port
     #[arg(long, value_name = "N", default_value_t = 8080)]
     pub port: u16,
-    /// Ask whether it takes requests (/ready), not only whether it lives (/health)
+    /// Check whether it accepts requests (/ready), not only whether it is alive (/health)
     #[arg(long)]
     pub ready: bool,
 }
@@ -576,27 +615,27 @@ pub struct HealthArgs {
 #[derive(Debug, Args)]
 pub struct PlanArgs {
     #[command(flatten)]
-    pub model: ModelArgs,
+    pub model: NamedArgs,
     #[command(flatten)]
     pub engine: EngineArgs,
-    /// Print the plan as the architecture wrote it, before fusion
+    /// Print the plan before fusion, as the architecture builds it
     #[arg(long)]
     pub unfused: bool,
-    /// With --backend cuda: compute capability of the GPU, for which the machine needs none: 80, 86, 89, 90, 100 or
-    /// 120; that of this machine's when left out
+    /// Compute capability to plan for (--backend cuda; needs no GPU): 80, 86, 89, 90, 100 or 120 [default: this
+    /// machine's GPU]
     #[arg(long, value_name = "N")]
     pub sm: Option<u32>,
-    /// With --backend cuda: compile the kernels that the model needs into a folder, for machines without NVRTC
-    /// (MOEBIUS_CUBINS names it there)
-    #[arg(long, value_name = "FOLDER")]
+    /// Folder to compile the model's kernels into (--backend cuda), for machines without NVRTC: MOEBIUS_CUBINS names it
+    /// there
+    #[arg(long, value_name = "FOLDER", env = "MOEBIUS_PLAN_CUBINS")]
     pub cubins: Option<PathBuf>,
-    /// Predict from recorded experts (`moebius bench --trace-experts`) how many are in memory under any budget
+    /// Predict how many expert reads hit memory under any budget, from a trace (`moebius bench --trace-experts`)
     #[arg(long, value_name = "FILE")]
     pub routes: Option<PathBuf>,
-    /// Bytes a second that a disk reads, for a machine that is not this one; measured when left out
+    /// Disk read speed in bytes per second, to predict for another machine [default: measured]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub disk_speed: Option<usize>,
-    /// Bytes a second that its memory gives; measured when left out
+    /// Memory read speed in bytes per second [default: measured]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub memory_speed: Option<usize>,
 }
@@ -614,13 +653,14 @@ pub struct LogitsArgs {
         conflicts_with = "golden"
     )]
     pub tokens: Vec<u32>,
-    /// Write the logits of every position here, safetensors, array `logits` [n, vocab] f32
+    /// Safetensors file to write the logits of every position to, as array `logits` [n, vocab] f32
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Compare with the arrays of this safetensors file (tokens, logits, greedy)
+    /// Safetensors file with arrays to compare with (tokens, logits, greedy)
     #[arg(long, value_name = "FILE")]
     pub golden: Option<PathBuf>,
-    /// Array of the golden file to compare with
+    /// Array of the golden file to compare with; mtp_logits are those of the model's head that drafts (row t from the
+    /// tokens up to t + 1), mtp_logits_N those of its Nth draft
     #[arg(long, value_name = "NAME", default_value = "logits", requires = "golden")]
     pub array: String,
     /// Machine-readable output
@@ -640,13 +680,13 @@ pub struct TokenizeArgs {
     /// Print a JSON array of ids
     #[arg(long)]
     pub json: bool,
-    /// Add the tokens the model wants at the start and the end
+    /// Add the special tokens that the model expects at the start and the end
     #[arg(long)]
     pub add_special: bool,
-    /// Read the names of special tokens in the text as those tokens
+    /// Parse the names of special tokens in the text as those tokens
     #[arg(long)]
     pub parse_special: bool,
-    /// Turn ids on stdin (separated by spaces, commas or lines) back into text
+    /// Decode ids from stdin (separated by spaces, commas or newlines) to text
     #[arg(long)]
     pub decode: bool,
 }
@@ -658,11 +698,11 @@ pub struct RenderArgs {
     /// Template to use instead of the model's
     #[arg(long, value_name = "FILE")]
     pub template: Option<PathBuf>,
-    /// JSON: an array of messages, or an object with messages, tools, add_generation_prompt, kwargs, bos_token,
-    /// eos_token, now; - is stdin
+    /// JSON file with an array of messages, or an object with messages, tools, add_generation_prompt, kwargs,
+    /// bos_token, eos_token, now; - for stdin
     #[arg(long, value_name = "FILE")]
     pub messages: PathBuf,
-    /// Do not add the opening of an answer
+    /// Do not open an answer at the end
     #[arg(long)]
     pub no_generation_prompt: bool,
     /// Print {"text": ..} or {"error": ..}
@@ -673,13 +713,16 @@ pub struct RenderArgs {
 #[derive(Debug, Args)]
 pub struct PerplexityArgs {
     #[command(flatten)]
-    pub model: ModelArgs,
-    /// Text
+    pub model: NamedArgs,
+    /// Text file to measure on
     #[arg(short, long, value_name = "FILE")]
     pub file: PathBuf,
     /// Stop after this many windows
     #[arg(long, value_name = "N")]
     pub chunks: Option<usize>,
+    /// Write the experts of every token with their weights to a file (JSON lines)
+    #[arg(long, value_name = "FILE")]
+    pub trace_experts: Option<PathBuf>,
     /// Machine-readable output
     #[arg(long)]
     pub json: bool,

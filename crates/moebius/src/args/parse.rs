@@ -1,6 +1,6 @@
-//! Values of flags.
+//! Parsers of flag values.
 
-/// A number of bytes: digits, with a fraction where a unit follows.
+/// Parses a number of bytes: digits, with a fraction if a unit follows.
 pub(super) fn parse_bytes(text: &str) -> Result<usize, String> {
     const UNITS: [(&str, u64); 9] = [
         ("", 1),
@@ -13,7 +13,7 @@ pub(super) fn parse_bytes(text: &str) -> Result<usize, String> {
         ("GIB", 1 << 30),
         ("TIB", 1 << 40),
     ];
-    let bad = || format!("{text} is no size, e.g. 12G, 800M or 7.5GiB");
+    let bad = || format!("{text} is not a size, for example 12G, 800M or 7.5GiB");
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);
     let unit = unit.trim().to_ascii_uppercase();
@@ -28,7 +28,7 @@ pub(super) fn parse_bytes(text: &str) -> Result<usize, String> {
     usize::try_from(bytes).map_err(|_| bad())
 }
 
-/// A divergence to reach.
+/// Parses a KL divergence to reach.
 pub(super) fn parse_kl(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
@@ -36,35 +36,29 @@ pub(super) fn parse_kl(text: &str) -> Result<f64, String> {
     }
 }
 
-/// An address to listen on. Names are not looked up, but for the one that always means this machine.
+/// Parses an address to listen on. Names are not resolved, except for `localhost`.
 pub(super) fn parse_host(text: &str) -> Result<std::net::IpAddr, String> {
     match text {
         "localhost" => Ok(std::net::Ipv4Addr::LOCALHOST.into()),
-        _ => {
-            text.parse().map_err(|_| format!("{text} is no IP address, e.g. 127.0.0.1, 0.0.0.0 (all networks) or ::1"))
-        }
+        _ => text
+            .parse()
+            .map_err(|_| format!("{text} is not an IP address, for example 127.0.0.1, 0.0.0.0 (all networks) or ::1")),
     }
 }
 
-/// An origin as browsers send it: `http://host:port`, or `*`.
+/// Parses an origin as browsers send it: `http://host:port`, or `*`.
 pub(super) fn parse_origin(text: &str) -> Result<String, String> {
     let host = text.strip_prefix("http://").or(text.strip_prefix("https://"));
     let is_host = |host: &str| !host.is_empty() && !host.contains(['/', '?', '#', '@', ' ']);
     match text == "*" || host.is_some_and(is_host) {
         true => Ok(text.into()),
-        false => Err(format!("{text} is no origin, e.g. https://example.com or http://localhost:3000, or * for any")),
+        false => Err(format!(
+            "{text} is not an origin, for example https://example.com, http://localhost:3000, or * for any"
+        )),
     }
 }
 
-/// A number from 0 on.
-pub(super) fn parse_temperature(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(value) if value >= 0.0 => Ok(value),
-        _ => Err("it must be a number from 0 on; 0 always takes the likeliest token".into()),
-    }
-}
-
-/// Two numbers of at least 1.
+/// Parses two numbers of at least 1.
 pub(super) fn parse_pair(text: &str) -> Result<(usize, usize), String> {
     let numbers = text.split_once(',').map(|(a, b)| (a.trim().parse(), b.trim().parse()));
     match numbers {

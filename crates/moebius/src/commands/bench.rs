@@ -9,25 +9,25 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use backend::{OpTime, PAGE};
-use engine::sampler::SamplerParams;
-use engine::scheduler::{EventKind, Events, Request, Stats, Usage};
-use indicatif::ProgressStyle;
+use backend::{CacheType, OpTime, PAGE};
+use engine::scheduler::{EventKind, Events, Stats, Usage};
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use crate::answer::{Interrupt, generate, streamed_summary};
-use crate::args::{BackendKind, BenchArgs, BenchFormat, CacheArg, CopyArg};
+use super::gap::{self, request, text};
+use crate::answer::{Interrupt, drafts_summary, generate, streamed_summary};
+use crate::args::{BenchArgs, BenchFormat, CopyArg, DraftArg};
 use crate::compare::mean_and_deviation;
-use crate::device::{self, Device, Prefer};
+use crate::device::{self, Chosen, Device, Prefer};
 use crate::load::{self, EngineSetup, Session};
 use crate::machine::{self, Bandwidth};
 use crate::out::{self, Out, note, say};
 use crate::routes::Trace;
-use crate::version;
+use crate::{find, version};
 
 /// One line of the table.
 #[derive(Debug, Serialize)]
-struct Row {
+struct BenchRow {
     model: String,
     size_bytes: u64,
     n_params: u64,
@@ -86,15 +86,17 @@ struct LlamaBench {
 }
 
 pub fn run(args: &BenchArgs) -> Result<()> {
-    ensure!(args.repetitions > 0, "bench: 0 repetitions measure nothing");
-    let flag = device::of_cpu(&args.step).or((!args.threads.is_empty()).then_some("--threads"));
+    ensure!(args.repetitions > 0, "--repetitions must be at least 1");
+    let flag = device::of_cpu(&args.step).or((!args.threads.is_empty()).then_some("--threads")).or(args.draft.of_cpu());
     let device = Device::choose(args.backend, Prefer::Gpu, args.device, flag)?;
-    let batch = args.step.batch(device.kind);
-    ensure!(args.parallel.iter().all(|n| (1..=batch).contains(n)), "bench: 1 to {batch} sequences can decode together");
-    if args.model.is_empty() {
+    let batch = device.kind.batch(&args.step);
+    ensure!(args.parallel.iter().all(|n| (1..=batch).contains(n)), "--parallel must be between 1 and {batch}");
+    let named = if args.named.is_empty() { &args.model } else { &args.named };
+    let named = named.iter().map(|path| find::resolve_or_pull(path, args.pull)).collect::<Result<Vec<_>>>()?;
+    if named.is_empty() {
         note!("{}", crate::embedded::notice());
     }
-    let models: Vec<Option<&Path>> = match args.model.as_slice() {
+    let models: Vec<Option<&Path>> = match named.as_slice() {
         [] => vec![None],
         models => models.iter().map(|path| Some(path.as_path())).collect(),
     };
@@ -103,107 +105,164 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
         bar.set_style(style);
     }
-    let interrupt = Interrupt::install()?;
-    let mut table = Table::new(args.output);
-    let mut trace: Option<Trace> = None;
+    if let Some(n_prompt) = args.gap {
+        let parallel = args.parallel.iter().copied().max().unwrap_or(1);
+        let step_time = args.step_time.map(|ms| Duration::from_millis(ms.into()));
+        let draft = args.draft;
+        let setup = EngineSetup { threads: Some(threads[0]), step_time, draft, ..EngineSetup::on(device, args.step) };
+        let mut table = gap::Table::new(args.output);
+        return models.iter().try_for_each(|path| table.print(&gap::measure(*path, &setup, n_prompt, parallel)?));
+    }
+    let tests = tests(args);
+    let mut runner =
+        Runner { args, bar, interrupt: Interrupt::install()?, table: BenchTable::new(args.output), trace: None };
     for (path, &threads) in models.iter().flat_map(|path| threads.iter().map(move |threads| (*path, threads))) {
-        let both = args.pg.iter().map(|(n_prompt, n_gen)| n_prompt + n_gen);
-        let longest = args.n_prompt.iter().chain(&args.n_gen).copied().chain(both).max().unwrap_or(0);
-        let deepest = args.depth.iter().max().copied().unwrap_or(0);
-        let parallel = args.parallel.iter().max().copied().unwrap_or(1);
+        let opened = runner.open(path, &setup(args, &device, threads))?;
+        if runner.measure(opened, threads, path, &tests)? == Pace::Interrupted {
+            return Ok(());
+        }
+    }
+    runner.bar.finish_and_clear();
+    if let (Some(path), Some(trace)) = (&args.trace_experts, &runner.trace) {
+        trace.write(path)?;
+    }
+    runner.table.finish()
+}
+
+/// Returns all tests of a model, in the order of the table.
+fn tests(args: &BenchArgs) -> Vec<Test> {
+    let mut tests = Vec::new();
+    for &depth in &args.depth {
+        let prompts = args.n_prompt.iter().filter(|&&n| n > 0).map(|&n| (n, 0, 1));
+        let gens = args.n_gen.iter().filter(|&&n| n > 0);
+        let gens = gens.flat_map(|&n| args.parallel.iter().map(move |&parallel| (0, n, parallel)));
+        let both = args.pg.iter().map(|&(n_prompt, n_gen)| (n_prompt, n_gen, 1));
+        let all = prompts.chain(gens).chain(both);
+        tests.extend(all.map(|(n_prompt, n_gen, parallel)| Test { n_prompt, n_gen, depth, parallel }));
+    }
+    tests
+}
+
+/// Returns the settings of an engine with room for the largest test.
+fn setup(args: &BenchArgs, device: &Device, threads: usize) -> EngineSetup {
+    let both = args.pg.iter().map(|(n_prompt, n_gen)| n_prompt + n_gen);
+    let longest = args.n_prompt.iter().chain(&args.n_gen).copied().chain(both).max().unwrap_or(0);
+    let deepest = args.depth.iter().max().copied().unwrap_or(0);
+    let parallel = args.parallel.iter().max().copied().unwrap_or(1);
+    let start = steps_to_start(parallel, device.kind.batch(&args.step));
+    EngineSetup {
+        threads: Some(threads),
+        // Whole pages, and one more: a sequence starts when a page beyond those it needs is free. A step may give a
+        // token more than it has drafts.
+        ctx: Some(((longest + start + 2) * args.tokens_per_step() + deepest).next_multiple_of(PAGE) + PAGE),
+        draft: args.draft,
+        // Off without a context to find: it copies recurrent states.
+        prefix_cache: deepest > 0,
+        sequences: parallel,
+        ..EngineSetup::on(device.clone(), args.step)
+    }
+}
+
+/// Whether measuring goes on.
+#[derive(PartialEq, Eq)]
+enum Pace {
+    Done,
+    Interrupted,
+}
+
+/// A model that is ready to be measured.
+struct Opened {
+    session: Session,
+    load_ms: f64,
+    bandwidth: Bandwidth,
+}
+
+/// Everything that outlives the models of a run: what is asked, and where results go.
+struct Runner<'a> {
+    args: &'a BenchArgs,
+    bar: ProgressBar,
+    interrupt: Interrupt,
+    table: BenchTable,
+    trace: Option<Trace>,
+}
+
+impl Runner<'_> {
+    /// Opens a model and notes what it is, and how fast the host's memory is if that limits it.
+    fn open(&mut self, path: Option<&Path>, setup: &EngineSetup) -> Result<Opened> {
         let start = Instant::now();
-        let model = load::open(path)?;
-        let setup = EngineSetup {
-            threads: Some(threads),
-            // Whole pages, and one more: a sequence starts when a page beyond those it needs is free.
-            ctx: Some((longest + deepest + steps_to_start(parallel, batch) + 2).next_multiple_of(PAGE) + PAGE),
-            device: device.clone(),
-            step: args.step,
-            // Off without a context to find: it copies recurrent states.
-            prefix_cache: deepest > 0,
-            sequences: parallel,
-            fewer_will_do: false,
-            cache_tokens: None,
-            requests_bytes: 0,
-            resident_bytes: None,
-            prompts: None,
-            sums_inputs: false,
-        };
-        let mut session = load::start_with(model, &setup)?;
-        session.engine.set_interrupt(interrupt.flag());
-        bar.suspend(|| session.placement.iter().for_each(|placement| note!("{placement}")));
-        if args.trace_experts.is_some() {
-            trace.get_or_insert_with(|| Trace::new(session.engine.routers()));
+        let mut session = load::start_with(load::open(path)?, setup)?;
+        session.engine.set_interrupt(self.interrupt.flag());
+        self.bar.suspend(|| session.placement.iter().for_each(|placement| note!("{placement}")));
+        if self.args.trace_experts.is_some() {
+            self.trace.get_or_insert_with(|| Trace::new(session.engine.routers()));
         }
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
+        let threads = machine::threads(setup.threads)?;
         let mut bandwidth = Bandwidth::new(threads);
-        // What the host's memory gives limits the CPU alone.
-        let on_cpu = matches!(session.device, BackendKind::Cpu | BackendKind::Reference);
-        if on_cpu {
-            bar.set_message(format!("measuring the read bandwidth of {threads} threads"));
-            bar.tick();
+        if session.device.is_host() {
+            self.bar.set_message(format!("measuring the read bandwidth of {threads} threads"));
+            self.bar.tick();
             bandwidth.measure()?;
-            bar.suspend(|| {
+            self.bar.suspend(|| {
                 note!("{}: {threads} threads read {:.1} GB/s", machine::processor(), bandwidth.take() / 1e9);
             });
         }
-        bar.suspend(|| {
+        self.bar.suspend(|| {
             let (n, size) = (machine::count(session.n_params), machine::bytes(session.size_bytes));
             note!("{}: {n} parameters, {size}, ready in {load_ms:.1} ms", name(path, &session));
         });
-        let trace = trace.as_mut();
-        let temperature = args.temp;
-        let (unused, interrupt) = (DEPTHS, &interrupt);
+        Ok(Opened { session, load_ms, bandwidth })
+    }
+
+    /// Runs the tests on a model and prints a row for each.
+    fn measure(&mut self, opened: Opened, threads: usize, path: Option<&Path>, tests: &[Test]) -> Result<Pace> {
+        let Runner { args, bar, interrupt, table, trace } = self;
+        let Opened { session, load_ms, mut bandwidth } = opened;
+        let on_cpu = session.device.is_host();
+        let (interrupt, trace, unused, temperature) = (&*interrupt, trace.as_mut(), DEPTHS, args.temp);
         let mut bench = Bench { session, threads, interrupt, unused, is_traced: false, trace, temperature };
-        for &depth in &args.depth {
-            let prompts = args.n_prompt.iter().filter(|&&n| n > 0).map(|&n| (n, 0, 1));
-            let gens = args.n_gen.iter().filter(|&&n| n > 0);
-            let gens = gens.flat_map(|&n| args.parallel.iter().map(move |&parallel| (0, n, parallel)));
-            let both = args.pg.iter().map(|&(n_prompt, n_gen)| (n_prompt, n_gen, 1));
-            for (n_prompt, n_gen, parallel) in prompts.chain(gens).chain(both) {
-                let test = Test { n_prompt, n_gen, depth, parallel };
-                bar.set_message(format!("{} with {threads} threads", test.name()));
+        for test in tests {
+            bar.set_message(format!("{} with {threads} threads", test.name()));
+            bar.tick();
+            bench.warm_up(test)?;
+            let before = bench.session.engine.stats();
+            // Decoding is compared with what the memory gives before, between and after the repetitions.
+            let is_bound = test.n_gen > 0 && on_cpu;
+            if is_bound {
+                bandwidth.measure()?;
+            }
+            let mut samples = Vec::with_capacity(args.repetitions);
+            for _ in 0..args.repetitions {
+                samples.push(bench.measure(test)?);
                 bar.tick();
-                let mut samples = Vec::with_capacity(args.repetitions);
-                bench.warm_up(&test)?;
-                let before = bench.session.engine.stats();
-                if n_gen > 0 && on_cpu {
+                if interrupt.is_set() {
+                    return Ok(Pace::Interrupted);
+                }
+                if is_bound {
                     bandwidth.measure()?;
                 }
-                for _ in 0..args.repetitions {
-                    samples.push(bench.measure(&test)?);
-                    bar.tick();
-                    if interrupt.is_set() {
-                        return Ok(());
-                    }
-                    if n_gen > 0 && on_cpu {
-                        bandwidth.measure()?;
-                    }
-                }
-                let run = Run { args, path, threads, load_ms };
-                table.print(&row(&bench.session, &test, &run, &mut bandwidth, &samples))?;
-                bar.suspend(|| note_streamed(&before, &bench.session.engine.stats()));
-                if args.verbose {
-                    bench.print_times(&test)?;
-                }
+            }
+            let run = RunFacts { args, path, threads, load_ms };
+            table.print(&row(&bench.session, test, &run, &mut bandwidth, &samples))?;
+            bar.suspend(|| note_work(&before, &bench.session.engine.stats()));
+            if args.verbose {
+                bench.print_times(test)?;
             }
         }
+        Ok(Pace::Done)
     }
-    bar.finish_and_clear();
-    if let (Some(path), Some(trace)) = (&args.trace_experts, &trace) {
-        trace.write(path)?;
-    }
-    table.finish()
 }
 
-/// What a model is called in notes: its file, where there is one.
+/// Returns what a model is called in notes: its file, where there is one.
 fn name(path: Option<&Path>, session: &Session) -> String {
     let file = path.and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
     file.unwrap_or_else(|| session.description.clone())
 }
 
-/// What streaming did between two moments, where experts are streamed.
-fn note_streamed(before: &Stats, after: &Stats) {
+/// What drafts and streaming did between two moments.
+fn note_work(before: &Stats, after: &Stats) {
+    let [drafted, accepted] = [after.drafted - before.drafted, after.accepted - before.accepted];
+    drafts_summary(&Stats { drafted, accepted, ..*after }).iter().for_each(|line| note!("{line}"));
     if let (Some(from), Some(to)) = (before.streamed, after.streamed) {
         note!("{}", streamed_summary(&to.since(from), after.tokens - before.tokens));
     }
@@ -224,7 +283,7 @@ struct Test {
 }
 
 impl Test {
-    /// Whether steps have one token.
+    /// Returns whether steps have one token.
     fn is_single(&self) -> bool {
         self.n_gen > 0 && self.n_prompt == 0 && self.parallel == 1
     }
@@ -249,7 +308,7 @@ impl Test {
 const DEPTHS: u64 = 1 << 16;
 
 /// Sequences that do not fit together are not measured.
-const TOO_MANY: &str = "bench: memory does not hold the caches of so many sequences";
+const TOO_MANY: &str = "failed to measure: memory cannot hold the caches of all sequences (--parallel)";
 
 /// A measurement: tokens and time.
 struct Measured {
@@ -295,7 +354,7 @@ impl Bench<'_> {
         if test.n_prompt > 0 { self.prompt(test) } else { self.decode(test) }
     }
 
-    /// A prompt's time runs from its first step to its first token, and on through `n_gen` steps behind it.
+    /// Measures a prompt: its time runs from its first step to its first token, and on through `n_gen` steps after it.
     fn prompt(&mut self, test: &Test) -> Result<Measured> {
         let mut tokens = self.text(0, test.depth);
         tokens.extend(self.text(self.unused, test.n_prompt));
@@ -307,10 +366,11 @@ impl Bench<'_> {
         Ok(Measured { tokens, time: usage.timings.prompt + usage.timings.decode })
     }
 
-    /// A generation's time runs from when the last of its sequences has its first token, which comes out of the prompt:
-    /// `n_gen` steps.
+    /// Returns a generation's time runs from when the last of its sequences has its first token, which comes out of the
+    /// prompt: `n_gen` steps.
     fn decode(&mut self, test: &Test) -> Result<Measured> {
-        let n_gen = test.n_gen + steps_to_start(test.parallel, self.session.limits.max_tokens) + 2;
+        let n_steps = test.n_gen + steps_to_start(test.parallel, self.session.limits.max_tokens) + 2;
+        let n_gen = n_steps * (1 + self.session.limits.max_draft);
         let preemptions = self.session.engine.stats().preemptions;
         let mut ids = Vec::with_capacity(test.parallel);
         for i in 0..test.parallel as u64 {
@@ -396,10 +456,10 @@ impl Bench<'_> {
             );
         }
         let launches = launches as f64 / steps;
-        note!("{:<50} {launches:>8.1} {:>10} {:>6} {:>9}", "in all", us(total), "", us(serial));
+        note!("{:<50} {launches:>8.1} {:>10} {:>6} {:>9}", "total", us(total), "", us(serial));
         if let Some(files) = checkpoint::resident_files() {
             let [files, large] = [files.bytes, files.in_large_pages].map(|n| machine::bytes(n as u64));
-            note!("{large} of {files} of mapped files lie in pages of 2 MB");
+            note!("{large} of {files} of mapped files are in pages of 2 MB");
         }
         Ok(())
     }
@@ -425,12 +485,8 @@ impl Bench<'_> {
         Ok(tokens)
     }
 
-    /// Text number `number`: a fixed scatter of ids, so that routing and embedding rows do not repeat.
     fn text(&self, number: u64, len: usize) -> Vec<u32> {
-        let n_vocab = self.session.n_vocab as u64;
-        let id =
-            |i: u64| (i.wrapping_mul(2_654_435_761).wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a)) >> 7) % n_vocab;
-        (0..len as u64).map(|i| id(i) as u32).collect()
+        text(self.session.n_vocab, number, len)
     }
 
     fn request(&mut self, tokens: Vec<u32>, n_gen: usize) -> Result<Usage> {
@@ -439,45 +495,36 @@ impl Bench<'_> {
     }
 }
 
-fn request(tokens: Vec<u32>, n_gen: usize, temperature: f32) -> Request {
-    let mut request = Request::new(tokens);
-    request.max_new_tokens = n_gen;
-    request.ignore_eos = true;
-    let greedy = SamplerParams::greedy();
-    let random = SamplerParams { temperature, top_p: 1.0, min_p: 0.0, ..SamplerParams::default() };
-    request.sampling = if temperature > 0.0 { random } else { greedy };
-    request
-}
-
 /// Three decimals: no measurement knows more.
 fn short(x: f64) -> f64 {
     (x * 1e3).round() / 1e3
 }
 
 /// What rows share.
-struct Run<'a> {
+struct RunFacts<'a> {
     args: &'a BenchArgs,
     path: Option<&'a Path>,
     threads: usize,
     load_ms: f64,
 }
 
-fn row(s: &Session, test: &Test, run: &Run<'_>, bandwidth: &mut Bandwidth, samples: &[Measured]) -> Row {
+fn row(s: &Session, test: &Test, run: &RunFacts<'_>, bandwidth: &mut Bandwidth, samples: &[Measured]) -> BenchRow {
     let rates: Vec<f64> = samples.iter().map(|sample| short(sample.rate())).collect();
     let (tokens_per_second, deviation) = mean_and_deviation(&rates);
     let (tokens_per_second, deviation) = (short(tokens_per_second), short(deviation));
-    let bytes_per_token = test.is_single().then(|| {
+    // A step with drafts has more than one token.
+    let bytes_per_token = (test.is_single() && s.limits.max_draft == 0).then(|| {
         let context = test.depth as u64 + test.n_gen as u64 / 2;
         s.weight_bytes_per_token + s.units.read_per_token(context)
     });
     let rate = bytes_per_token.map(|bytes| bytes as f64 * tokens_per_second);
-    Row {
+    BenchRow {
         model: s.description.clone(),
         size_bytes: s.size_bytes,
         n_params: s.n_params,
         backend: s.backend.clone(),
         threads: run.threads,
-        test: test.name(),
+        test: format!("{}{}", test.name(), drafts_name(test, run.args)),
         n_prompt: test.n_prompt,
         n_gen: test.n_gen,
         depth: test.depth,
@@ -494,13 +541,28 @@ fn row(s: &Session, test: &Test, run: &Run<'_>, bandwidth: &mut Bandwidth, sampl
     }
 }
 
-fn llama(s: &Session, test: &Test, run: &Run<'_>, samples: &[Measured], (avg_ts, stddev_ts): (f64, f64)) -> LlamaBench {
+/// What a generation's name says of drafts: ` mtp3`.
+fn drafts_name(test: &Test, args: &BenchArgs) -> String {
+    match (test.n_gen, args.draft.draft) {
+        (0, _) | (_, DraftArg::Off) => String::new(),
+        (_, DraftArg::Ngram) => format!(" ngram{}", args.draft.draft_tokens),
+        (_, DraftArg::Mtp) => format!(" mtp{}", args.draft.draft_tokens),
+    }
+}
+
+fn llama(
+    s: &Session,
+    test: &Test,
+    run: &RunFacts<'_>,
+    samples: &[Measured],
+    (avg_ts, stddev_ts): (f64, f64),
+) -> LlamaBench {
     let samples_ns: Vec<u64> = samples.iter().map(|s| u64::try_from(s.time.as_nanos()).unwrap_or(u64::MAX)).collect();
     let (avg_ns, stddev_ns) = mean_and_deviation(&samples_ns.iter().map(|&ns| ns as f64).collect::<Vec<_>>());
     let step = &run.args.step;
-    let cache = match (s.device, step.cache_type) {
-        (BackendKind::Reference, _) | (_, CacheArg::F32) => "f32",
-        (_, CacheArg::F16) => "f16",
+    let cache = match s.device {
+        Chosen::Reference if !step.cache_type.has_blocks() => CacheType::F32,
+        _ => step.cache_type,
     };
     let now = jiff::Timestamp::now();
     LlamaBench {
@@ -512,11 +574,11 @@ fn llama(s: &Session, test: &Test, run: &Run<'_>, samples: &[Measured], (avg_ts,
         model_type: s.short_name(),
         model_size: s.size_bytes,
         model_n_params: s.n_params,
-        n_batch: step.batch(s.device),
-        n_ubatch: step.batch(s.device),
+        n_batch: s.device.batch(step),
+        n_ubatch: s.device.batch(step),
         n_threads: run.threads,
-        type_k: cache,
-        type_v: cache,
+        type_k: cache.k.name(),
+        type_v: cache.v.name(),
         use_mmap: step.copy_weights != CopyArg::All,
         n_depth: test.depth,
         test_time: jiff::Timestamp::from_second(now.as_second()).unwrap_or(now).to_string(),
@@ -530,17 +592,17 @@ fn llama(s: &Session, test: &Test, run: &Run<'_>, samples: &[Measured], (avg_ts,
 }
 
 /// Prints rows as they come.
-struct Table {
+struct BenchTable {
     format: BenchFormat,
     rows: usize,
 }
 
-impl Table {
-    fn new(format: BenchFormat) -> Table {
-        Table { format, rows: 0 }
+impl BenchTable {
+    fn new(format: BenchFormat) -> BenchTable {
+        BenchTable { format, rows: 0 }
     }
 
-    fn print(&mut self, row: &Row) -> Result<()> {
+    fn print(&mut self, row: &BenchRow) -> Result<()> {
         let first = self.rows == 0;
         self.rows += 1;
         match self.format {
@@ -586,7 +648,7 @@ impl Table {
 /// Columns of the table: a row takes 100 characters.
 const WIDTHS: [usize; 8] = [17, 7, 10, 3, 14, 13, 7, 4];
 
-/// A line of the table; names to the left, numbers to the right.
+/// Returns a line of the table; names to the left, numbers to the right.
 fn line(cells: [String; 8]) -> String {
     let [model, size, backend, threads, test, rate, bytes, share] = cells;
     let [a, b, c, d, e, f, g, h] = WIDTHS;
@@ -595,7 +657,7 @@ fn line(cells: [String; 8]) -> String {
     )
 }
 
-fn markdown(row: &Row) -> String {
+fn markdown(row: &BenchRow) -> String {
     let dash = || "-".to_string();
     let decimals = match row.tokens_per_second {
         1000.0.. => 0,
@@ -614,12 +676,12 @@ fn markdown(row: &Row) -> String {
     ])
 }
 
-/// A text as a field of CSV.
+/// Returns a text as a field of CSV.
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('"', "\"\""))
 }
 
-fn csv(row: &Row) -> String {
+fn csv(row: &BenchRow) -> String {
     let option = |v: Option<f64>| v.map_or_else(String::new, |v| v.to_string());
     [
         quoted(&row.model),

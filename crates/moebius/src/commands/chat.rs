@@ -10,21 +10,23 @@ use serde_json::{Value, json};
 use crate::answer::{Interrupt, generate, summary};
 use crate::args::{ChatArgs, Switch};
 use crate::commands::line::Lines;
+use crate::input;
 use crate::load::{self, Session};
 use crate::out::{self, note};
 use crate::show::Show;
-use crate::{find, input};
 
 const HELP: &str = "\
 /reset          forget the conversation (the system message stays)
-/system TEXT    set the system message and forget the conversation; without TEXT remove it
+/system TEXT    set the system message and forget the conversation; without
+                TEXT remove it
 /regen          answer the last message again
 /save FILE      write the conversation as JSON messages
 /load FILE      go on with a conversation that was saved
 /help           this list
 /quit           leave (so does Ctrl-D)
-Ctrl-C stops an answer. A line that ends in \\ goes on in the next one, and a paste may have several. Tab completes
-commands and file names. A line that begins with a blank is not kept in the history.";
+Ctrl-C stops an answer. A line that ends in \\ goes on in the next one, and a
+paste may have several. Tab completes commands and file names. A line that
+begins with a blank is not kept in the history.";
 
 /// Commands, and whether a file name stands behind them.
 const COMMANDS: &[(&str, bool)] = &[
@@ -38,22 +40,21 @@ const COMMANDS: &[(&str, bool)] = &[
 ];
 
 pub fn run(args: &ChatArgs) -> Result<()> {
-    let path = args.model.model.as_deref().map(|path| find::resolve_or_pull(path, args.pull)).transpose()?;
-    let model = load::open(path.as_deref())?;
+    let model = load::open(args.model.path()?.as_deref())?;
     let model = model.with_template(args.template.chat_template_file.as_deref())?;
     let terminal = std::io::stdin().is_terminal();
     if model.embedded && !args.quiet {
         note!("{}", crate::embedded::notice());
     }
     let mut chat = Chat {
-        session: load::start(model, &args.engine)?,
+        session: load::start(model, &args.engine, args.draft)?,
         history: Vec::new(),
         system: args.system.clone(),
         n_again: 0,
         n_left_out: 0,
     };
     if chat.session.template.is_none() {
-        bail!("chat: the model has no chat template: name one with --chat-template-file, or use `moebius run --raw`");
+        bail!("the model has no chat template: name one with --chat-template-file, or use `moebius run --raw`");
     }
     chat.session.think = args.template.think.map(|switch| switch == Switch::On);
     chat.session.placement.iter().filter(|_| !args.quiet).for_each(|placement| note!("{placement}"));
@@ -69,7 +70,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
             Ok(line) => line,
             Err(ReadlineError::Interrupted) => continue,
             Err(ReadlineError::Eof) => return Ok(()),
-            Err(error) => return Err(error).context("read a line"),
+            Err(error) => return Err(error).context("failed to read a line"),
         };
         let typed = line;
         let line = typed.trim();
@@ -81,7 +82,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
             Ok(Action::Quit) => return Ok(()),
             Ok(action) => {
                 if let Err(error) = chat.act(action, args, &interrupt) {
-                    note!("failed to {}", out::chain(&error));
+                    note!("{}", out::chain(&error));
                 }
             }
             Err(problem) => note!("{problem}"),
@@ -149,7 +150,7 @@ impl Chat {
                     self.history.pop();
                 }
                 if self.history.is_empty() {
-                    bail!("answer again: nothing has been said yet");
+                    bail!("failed to answer again: there is no answer yet");
                 }
                 self.n_again += 1;
                 self.answer(args, interrupt)
@@ -178,10 +179,10 @@ impl Chat {
             }
             Action::Load(path) => {
                 let messages: Vec<Value> = serde_json::from_str(&input::text(path.as_ref())?)
-                    .with_context(|| format!("read {path}: it should be a list of messages in JSON"))?;
+                    .with_context(|| format!("failed to read {path}: expected a JSON list of messages"))?;
                 let is_message = |message: &Value| message["role"].is_string() && message["content"].is_string();
                 if let Some(i) = messages.iter().position(|message| !is_message(message)) {
-                    bail!("read {path}: message {i} has no role or no content");
+                    bail!("failed to read {path}: message {i} has no role or no content");
                 }
                 let (system, history): (Vec<_>, Vec<_>) = messages.into_iter().partition(|m| m["role"] == "system");
                 self.system = system.first().and_then(|message| message["content"].as_str()).map(String::from);
@@ -211,13 +212,13 @@ impl Chat {
         self.messages_from(0)
     }
 
-    /// The system message, and the conversation without its first messages.
+    /// Returns the system message, and the conversation without its first messages.
     fn messages_from(&self, first: usize) -> Vec<Value> {
         let system = self.system.iter().map(|text| json!({"role": "system", "content": text}));
         system.chain(self.history[first..].iter().cloned()).collect()
     }
 
-    /// The tokens of the conversation, its oldest turns left out where it has grown beyond the context.
+    /// Returns the tokens of the conversation, its oldest turns left out where it has grown beyond the context.
     fn tokens(&mut self, n_predict: Option<usize>) -> Result<Vec<u32>> {
         let context = self.session.engine.context();
         let room = n_predict.unwrap_or(usize::MAX).min(context / 4);
@@ -227,7 +228,7 @@ impl Chat {
             let tokens = self.session.encode_chat(messages)?;
             if tokens.len() + room <= context || self.n_left_out + 2 >= self.history.len() {
                 if self.n_left_out > before {
-                    note!("the oldest {} messages no longer fit the context and are left out", self.n_left_out);
+                    note!("context full: dropped the {} oldest messages", self.n_left_out);
                 }
                 return Ok(tokens);
             }
@@ -253,7 +254,7 @@ impl Chat {
             note!("{}", summary(&answer.usage, answer.reason));
         }
         if answer.reason == FinishReason::ContextFull {
-            note!("the context is full: go on, and the oldest messages are left out, or start with a larger --ctx");
+            note!("context full: the next message drops the oldest ones; --ctx sets a larger context");
         }
         let mut message = json!({"role": "assistant", "content": said.content});
         if !said.thought.is_empty() {

@@ -10,9 +10,9 @@ use engine::tokenizer::{Encode, Tokenizer};
 use indicatif::ProgressStyle;
 use serde::Serialize;
 
-use crate::args::{BackendKind, CompareArgs};
+use crate::args::CompareArgs;
 use crate::compare::{Windows, mean_and_deviation, nll, row_distance};
-use crate::device::{Device, Prefer};
+use crate::device::{Chosen, Device, Prefer};
 use crate::load::{self, EngineSetup, Model, Sequence};
 use crate::out::say;
 use crate::{input, machine, out};
@@ -24,7 +24,7 @@ const MAX_LOGITS: usize = 16 << 20;
 
 pub fn run(args: &CompareArgs) -> Result<()> {
     let [base_path, other_path] = args.models.as_slice() else {
-        anyhow::bail!("compare models: two are wanted, -m BASE -m OTHER");
+        anyhow::bail!("compare requires two models: -m BASE -m OTHER");
     };
     let base = load::open(Some(base_path))?;
     let other = load::open(Some(other_path))?;
@@ -38,8 +38,11 @@ pub fn run(args: &CompareArgs) -> Result<()> {
         None => setup.device.clone(),
     };
     let mut other_setup = EngineSetup { device: other_device, ..setup.clone() };
+    if let Some(cache) = args.other_cache_type {
+        other_setup.step.cache_type = cache;
+    }
     // A GPU's memory is for the side that has the GPU.
-    let is_cuda = [&setup, &other_setup].map(|setup| setup.device.kind == BackendKind::Cuda);
+    let is_cuda = [&setup, &other_setup].map(|setup| setup.device.kind == Chosen::Cuda);
     for (setup, is_cuda, other) in [(&mut setup, is_cuda[0], is_cuda[1]), (&mut other_setup, is_cuda[1], is_cuda[0])] {
         if other && !is_cuda {
             setup.step.gpu_memory = None;
@@ -50,26 +53,26 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     let n_vocab = ours.n_vocab();
     ensure!(
         n_vocab == theirs.n_vocab(),
-        "compare models: {} has {n_vocab} tokens, {} has {}",
+        "failed to compare models: {} has {n_vocab} tokens, {} has {}",
         base_path.display(),
         other_path.display(),
         theirs.n_vocab()
     );
-    let found = measure(&mut ours, &mut theirs, &mut windows, args.engine.step.batch(setup.device.kind))?;
+    let found = measure(&mut ours, &mut theirs, &mut windows, setup.device.kind.batch(&args.engine.step))?;
     let report = found.report(n_windows, n_ctx);
     if args.json { out::json_line(&report) } else { report.print() }
 }
 
-/// The windows of a text, of which there is at least one.
+/// Returns the windows of a text, of which there is at least one.
 pub(super) fn windows(base: &Model, file: &Path, n_ctx: usize, max: Option<usize>) -> Result<Windows> {
     let tokenizer = Tokenizer::load(&base.checkpoint)?;
     let tokens = tokenizer.encode(&input::text(file)?, Encode { add_special: true, parse_special: false });
-    ensure!(n_ctx >= 4, "compare models: a context of {n_ctx} is too short, use at least 4");
-    ensure!(max != Some(0), "compare models: --chunks 0 leaves nothing to compute");
+    ensure!(n_ctx >= 4, "--ctx must be at least 4, it is {n_ctx}");
+    ensure!(max != Some(0), "--chunks must be at least 1");
     let windows = Windows::new(tokens, &tokenizer, n_ctx, max);
     ensure!(
         windows.len() > 0,
-        "compare models: the text has {} tokens, at least {n_ctx} wanted (--ctx makes windows shorter)",
+        "failed to compare models: the text has {} tokens, at least {n_ctx} are required (--ctx makes windows shorter)",
         windows.n_tokens()
     );
     Ok(windows)
@@ -81,12 +84,12 @@ pub(super) fn measure(
     theirs: &mut Sequence,
     windows: &mut Windows,
     n_batch: usize,
-) -> Result<Found> {
+) -> Result<Comparison> {
     let (n_vocab, first_scored) = (ours.n_vocab(), windows.first_scored());
     let piece = (MAX_LOGITS / n_vocab).clamp(1, n_batch);
     let bar = machine::progress(Some(windows.len() as u64));
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} windows, {eta} left, mean KL {msg}")?);
-    let mut found = Found::default();
+    let mut found = Comparison::default();
     let mut held = Vec::new();
     for window in windows.iter() {
         ours.rewind();
@@ -112,19 +115,19 @@ pub(super) fn measure(
 }
 
 fn start(path: &Path) -> String {
-    format!("start {}", path.display())
+    format!("failed to start {}", path.display())
 }
 
 /// What was found position by position.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct Comparison {
     kl: Vec<f64>,
     n_same_top: usize,
     /// Negative log-likelihoods of the text by both models.
     nll: [Vec<f64>; 2],
 }
 
-impl Found {
+impl Comparison {
     /// Takes a row of both models; `next` is the text's token behind it, where the window has one.
     fn add(&mut self, base: &[f32], other: &[f32], next: Option<u32>) {
         let (kl, is_same) = row_distance(other, base);
@@ -218,7 +221,7 @@ mod tests {
 
     #[test]
     fn quantiles_means_and_errors() {
-        let mut found = Found::default();
+        let mut found = Comparison::default();
         // Both rows are two tokens; the other's second logit moves.
         for i in 0..101 {
             found.add(&[0.0, 1.0], &[0.0, 1.0 - 0.02 * i as f32], (i < 100).then_some(1));

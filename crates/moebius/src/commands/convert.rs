@@ -7,7 +7,7 @@ use checkpoint::{Checkpoint, Kind};
 use quant::WeightType;
 
 use super::quantize::{is_same, report};
-use crate::args::{ConvertArgs, Form};
+use crate::args::{ConvertArgs, OutputFormat};
 use crate::convert::{Folder, mlx};
 use crate::quantize::source::Source;
 use crate::quantize::{Job, check_without_importance, mix, targets};
@@ -18,20 +18,23 @@ pub fn run(args: &ConvertArgs) -> Result<()> {
     let checkpoint = checkpoint::open_with(&input, checkpoint::Open { map: false, exact: true })?;
     let threads = machine::threads(args.threads)?;
     let form = args.to.unwrap_or(match checkpoint.kind() {
-        Kind::Gguf => Form::Mlx,
-        Kind::Mlx | Kind::Hf => Form::Gguf,
+        Kind::Gguf => OutputFormat::Mlx,
+        Kind::Mlx | Kind::Hf => OutputFormat::Gguf,
     });
     out::remove_unfinished_when_interrupted()?;
     match (form, checkpoint.kind()) {
-        (Form::Gguf, Kind::Gguf) => {
-            bail!("convert {}: it is a GGUF file already; `moebius quantize` changes its types", input.display())
+        (OutputFormat::Gguf, Kind::Gguf) => {
+            bail!(
+                "failed to convert {}: it is already a GGUF file; `moebius quantize` changes its types",
+                input.display()
+            )
         }
-        (Form::Mlx, Kind::Mlx | Kind::Hf) => {
-            bail!("convert {}: it is a folder already; MLX folders are made of GGUF files", input.display())
+        (OutputFormat::Mlx, Kind::Mlx | Kind::Hf) => {
+            bail!("failed to convert {}: it is already a folder; MLX folders are made from GGUF files", input.display())
         }
-        (Form::Gguf, _) => to_gguf(args, checkpoint, &input, threads),
-        (Form::Mlx, _) => {
-            ensure!(args.dtype.is_none(), "convert to mlx: --bits and --group-size say the type, not --type");
+        (OutputFormat::Gguf, _) => to_gguf(args, checkpoint, &input, threads),
+        (OutputFormat::Mlx, _) => {
+            ensure!(args.dtype.is_none(), "--type does not apply to MLX folders: use --bits and --group-size");
             mlx::convert(checkpoint, &args.output, args.bits, args.group_size)
         }
     }
@@ -40,7 +43,7 @@ pub fn run(args: &ConvertArgs) -> Result<()> {
 fn to_gguf(args: &ConvertArgs, checkpoint: Checkpoint, input: &Path, threads: usize) -> Result<()> {
     ensure!(
         args.bits.is_none() && args.group_size.is_none(),
-        "convert to gguf: --type says the type, not --bits and --group-size"
+        "--bits and --group-size do not apply to GGUF files: use --type"
     );
     let folder = Folder::new(checkpoint, args.pre.as_deref())?;
     let file = match &args.dtype {
@@ -67,10 +70,10 @@ fn to_gguf(args: &ConvertArgs, checkpoint: Checkpoint, input: &Path, threads: us
         job.check(args.allow_requantize)?;
     }
     let output = &args.output;
-    ensure!(!output.is_dir(), "write {}: it is a folder, the name of a file is wanted", output.display());
-    ensure!(!is_same(input, output), "write {}: it is the file that is read", output.display());
+    ensure!(!output.is_dir(), "output path {} is a directory", output.display());
+    ensure!(!is_same(input, output), "failed to write {}: it is the input file", output.display());
     let bar = machine::weights_progress(folder.tensors().iter().map(|t| t.len() as u64).sum())?;
-    let losses = job.write(output, &bar).with_context(|| format!("convert {}", input.display()))?;
+    let losses = job.write(output, &bar).with_context(|| format!("failed to convert {}", input.display()))?;
     bar.finish_and_clear();
     report(&job, file, Some(&losses), &[], args.json)
 }

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use anyhow::Result;
-use backend::{cuda, metal};
+use gpu::{cuda, metal};
 
 use crate::machine;
 use crate::out::Out;

@@ -18,11 +18,11 @@ pub fn run(args: &HealthArgs) -> Result<()> {
     let host = if args.host.is_unspecified() { Ipv4Addr::LOCALHOST.into() } else { args.host };
     let address = SocketAddr::new(host, args.port);
     let path = if args.ready { "/ready" } else { "/health" };
-    let answer = ask(address, path).with_context(|| format!("ask http://{address}{path}"))?;
+    let answer = ask(address, path).with_context(|| format!("no server answers at http://{address}{path}"))?;
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
     let status = head.split_whitespace().nth(1).unwrap_or("none");
     if status != "200" {
-        bail!("find the server at {address} well: {path} answers {status}: {}", body.trim());
+        bail!("the server at {address} is unhealthy: {path} answers {status}: {}", body.trim());
     }
     say!("{}", body.trim())
 }

@@ -27,15 +27,19 @@ use crate::{compare, input, machine, out};
 const FORCED_TOKENS: u64 = 64;
 
 pub fn run(args: &ImatrixArgs) -> Result<()> {
-    let model = load::open(args.model.model.as_deref())?;
+    let model = load::open(args.model.path()?.as_deref())?;
     let tokenizer = Tokenizer::load(&model.checkpoint)?;
     let text = input::text(&args.file)?;
     let tokens = tokenizer.encode(&text, Encode { add_special: true, parse_special: args.parse_special });
-    ensure!(tokens.len() >= 2, "sum inputs: the text has {} tokens, 2 or more wanted", tokens.len());
+    ensure!(
+        tokens.len() >= 2,
+        "failed to compute importances: the text has {} tokens, at least 2 are required",
+        tokens.len()
+    );
     let n_ctx = args.engine.ctx.unwrap_or(512).min(tokens.len());
     let mut windows = Windows::new(tokens, &tokenizer, n_ctx, args.chunks);
     let (n_windows, first_scored) = (windows.len(), windows.first_scored());
-    ensure!(n_windows > 0, "sum inputs: --chunks 0 leaves nothing to compute");
+    ensure!(n_windows > 0, "--chunks must be at least 1");
     out::remove_unfinished_when_interrupted()?;
 
     let mut sequence = Sequence::start_summing(&model, &args.engine, n_ctx)?;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use anyhow::Result;
-use backend::cpu::Cpu;
 use backend::{Backend, Kinds, PAGE};
 use checkpoint::{Checkpoint, Kind, TensorInfo, Unreadable, Value};
+use cpu::Cpu;
 use engine::tokenizer::Tokenizer;
 use serde_json::{Map, Value as Json, json};
 
@@ -19,8 +19,11 @@ use crate::{embedded, load, machine, out, sampling};
 const SHOWN_CTX: usize = 8192;
 
 pub fn run(args: &InspectArgs) -> Result<()> {
-    let path = args.file.as_deref().or(args.model.model.as_deref());
-    let checkpoint = embedded::open(path)?;
+    let path = match &args.file {
+        Some(path) => Some(path.clone()),
+        None => args.model.path()?,
+    };
+    let checkpoint = embedded::open(path.as_deref())?;
     let mut report = report(&checkpoint, path.is_none())?;
     if args.json {
         if args.metadata {
@@ -67,7 +70,7 @@ pub fn run(args: &InspectArgs) -> Result<()> {
     Ok(())
 }
 
-/// What is known of a file, in numbers; keys name their units.
+/// Returns what is known of a file, in numbers; keys name their units.
 fn report(checkpoint: &Checkpoint, embedded: bool) -> Result<Map<String, Json>> {
     let meta = checkpoint.meta();
     let text = |key: &str| meta.opt_str(key).ok().flatten().map(str::to_string);
@@ -94,7 +97,7 @@ fn report(checkpoint: &Checkpoint, embedded: bool) -> Result<Map<String, Json>> 
     if let Ok(plan) = plan {
         let cpu = Cpu::default();
         let (trained, plan) = (plan.n_ctx_train, cpu.lower(plan)?);
-        let units = Units::of(&cpu, &plan);
+        let units = Units::of(&cpu, &plan, 0);
         let memory = units.read_per_token(SHOWN_CTX as u64);
         add(
             "context",
@@ -150,7 +153,7 @@ fn mix(checkpoint: &Checkpoint, name: impl Fn(&TensorInfo) -> String) -> Json {
         .into()
 }
 
-/// The purpose of a tensor, by its name in GGUF files and folders.
+/// Returns the purpose of a tensor, by its name in GGUF files and folders.
 fn kind(tensor: &TensorInfo) -> String {
     const KINDS: [(&str, &[&str]); 7] = [
         ("experts", &["_exps.", ".experts.", ".switch_mlp.", ".switch_glu."]),
@@ -219,12 +222,20 @@ fn describe(value: &Value) -> String {
     if text.chars().count() <= 100 { text } else { format!("{}…", text.chars().take(99).collect::<String>()) }
 }
 
-/// A key for people.
+/// Returns a key for people.
 fn title(key: &str) -> String {
-    key.replace('_', " ")
+    match key {
+        "position_bytes" => "KV cache per token".into(),
+        "window_bytes" => "KV cache of windows".into(),
+        "state_bytes" => "state per sequence".into(),
+        key => match key.strip_prefix("bytes_at_") {
+            Some(tokens) => format!("KV cache at {tokens}"),
+            None => key.replace('_', " "),
+        },
+    }
 }
 
-/// A value for people, by what its key says of its unit.
+/// Returns a value for people, by what its key says of its unit.
 fn shown(key: &str, value: &Json) -> String {
     let bytes = |value: &Json| value.as_u64().map(machine::bytes);
     match value {

@@ -36,8 +36,8 @@ impl Lines {
     /// The terminal cannot be used.
     pub fn new(commands: &'static [(&'static str, bool)], remember: bool) -> Result<Lines> {
         let config = Config::builder().completion_type(CompletionType::List).max_history_size(MAX_LINES);
-        let config = config.context("open the terminal")?.history_ignore_space(true).build();
-        let mut editor = Editor::with_config(config).context("open the terminal")?;
+        let config = config.context("failed to open the terminal")?.history_ignore_space(true).build();
+        let mut editor = Editor::with_config(config).context("failed to open the terminal")?;
         editor.set_helper(Some(Words { commands, files: FilenameCompleter::new() }));
         let history = if remember { history_file() } else { None };
         // There is none at the first start; one that cannot be read is none either.
@@ -45,8 +45,8 @@ impl Lines {
         Ok(Lines { editor, history })
     }
 
-    /// A message: a line, joined with the next ones while it ends in a backslash. What is pasted may have several
-    /// lines.
+    /// Returns a message: a line, joined with the next ones while it ends in a backslash. What is pasted may have
+    /// several lines.
     pub fn read(&mut self, prompt: &str) -> rustyline::Result<String> {
         let mut message = self.editor.readline(prompt)?;
         while message.ends_with('\\') {
@@ -63,7 +63,7 @@ impl Lines {
         let added = self.editor.add_history_entry(line).unwrap_or(false);
         let Some(path) = self.history.as_ref().filter(|_| added) else { return };
         if let Err(error) = self.editor.append_history(path) {
-            note!("the history cannot be kept in {}: {error}", path.display());
+            note!("failed to save the history in {}: {error}", path.display());
             self.history = None;
         }
     }

@@ -6,26 +6,32 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
-use crate::args::LogitsArgs;
+use crate::args::{DraftArg, LogitsArgs};
 use crate::compare::{self, Agreement};
 use crate::load::{self, Sequence};
 use crate::out::say;
 use crate::{input, out};
 
 pub fn run(args: &LogitsArgs) -> Result<()> {
-    let model = load::open(args.model.model.as_deref())?;
+    let n_draft = args.golden.as_ref().map_or(0, |_| draft_of(&args.array));
+    let draft = if n_draft > 0 { DraftArg::Mtp } else { DraftArg::Off };
+    let model = load::open(args.model.path()?.as_deref())?.drafting(draft)?;
     let golden = args.golden.as_deref().map(|path| Golden::read(path, &args.array)).transpose()?;
     let tokens = golden.as_ref().map_or(&args.tokens, |golden| &golden.tokens);
-    ensure!(!tokens.is_empty(), "compute logits: no tokens were given");
+    ensure!(!tokens.is_empty(), "failed to compute logits: no tokens were given");
     let greedy = golden.as_ref().map_or(&[][..], |golden| &golden.greedy);
 
-    let mut sequence = Sequence::start(&model, &args.engine, tokens.len() + greedy.len())?;
+    let mut sequence = Sequence::start(&model, &args.engine, tokens.len() + greedy.len().max(n_draft))?;
     let n_vocab = sequence.n_vocab();
     let mut logits = Vec::with_capacity(tokens.len() * n_vocab);
-    sequence.feed(tokens, |_, row| {
+    let mut take = |row: &[f32]| {
         logits.extend_from_slice(row);
         Ok(())
-    })?;
+    };
+    match n_draft {
+        0 => sequence.feed(tokens, |_, row| take(row))?,
+        n => sequence.drafts(tokens, n, take)?,
+    }
     if let Some(out) = &args.out {
         out::remove_unfinished_when_interrupted()?;
         write(out, tokens, &logits, n_vocab)?;
@@ -38,10 +44,10 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     };
     ensure!(
         golden.logits.len() == logits.len(),
-        "compare with {}: it holds {} numbers, {} tokens of a vocabulary of {n_vocab} make {}",
+        "failed to compare with {}: it holds {} numbers, but {} rows of a vocabulary of {n_vocab} have {}",
         args.array,
         golden.logits.len(),
-        tokens.len(),
+        logits.len() / n_vocab,
         logits.len()
     );
     let mut agreement = compare::logits(&logits, &golden.logits, n_vocab);
@@ -49,6 +55,15 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
         agreement.greedy_agree = Some(follow(&mut sequence, &logits[logits.len() - n_vocab..], greedy)?);
     }
     print(&agreement, args.json)
+}
+
+/// Which draft of the draft head an array's rows are of, by its name (`mtp_logits`, `mtp_logits_2`); 0 for the model's.
+fn draft_of(array: &str) -> usize {
+    match array.strip_prefix("mtp_logits") {
+        Some("") => 1,
+        Some(rest) => rest.strip_prefix('_').and_then(|n| n.parse().ok()).filter(|n| (1..=64).contains(n)).unwrap_or(0),
+        None => 0,
+    }
 }
 
 /// Share of the golden greedy continuation that ours follows from its start.
@@ -102,9 +117,9 @@ fn write(path: &Path, tokens: &[u32], logits: &[f32], n_vocab: usize) -> Result<
     let ids: Vec<i32> = tokens.iter().map(|&t| t as i32).collect();
     let views: HashMap<&str, TensorView<'_>> = HashMap::from([
         ("tokens", TensorView::new(Dtype::I32, vec![ids.len()], bytemuck::cast_slice(&ids))?),
-        ("logits", TensorView::new(Dtype::F32, vec![tokens.len(), n_vocab], bytemuck::cast_slice(logits))?),
+        ("logits", TensorView::new(Dtype::F32, vec![logits.len() / n_vocab, n_vocab], bytemuck::cast_slice(logits))?),
     ]);
-    let bytes = safetensors::serialize(views, None).with_context(|| format!("write {}", path.display()))?;
+    let bytes = safetensors::serialize(views, None).with_context(|| format!("failed to write {}", path.display()))?;
     out::file(path, |out| out.write_all(&bytes))
 }
 
@@ -119,19 +134,22 @@ struct Golden {
 impl Golden {
     fn read(path: &Path, array: &str) -> Result<Golden> {
         let bytes = input::bytes(path)?;
-        let file = SafeTensors::deserialize(&bytes).with_context(|| format!("read {}", path.display()))?;
+        let file = SafeTensors::deserialize(&bytes).with_context(|| format!("failed to read {}", path.display()))?;
         let names = || file.names().iter().map(|n| n.to_string()).collect::<Vec<_>>().join(", ");
         let ids = |name: &str| -> Result<Vec<u32>> {
-            let view = file.tensor(name).with_context(|| format!("find array {name} among {}", names()))?;
+            let view = file.tensor(name).with_context(|| format!("failed to find array {name} among {}", names()))?;
             if view.dtype() != Dtype::I32 {
-                bail!("read array {name}: it is {:?}, expected I32", view.dtype());
+                bail!("failed to read array {name}: it is {:?}, expected I32", view.dtype());
             }
             let (words, _) = view.data().as_chunks::<4>();
-            words.iter().map(|w| u32::try_from(i32::from_le_bytes(*w)).context("read a negative token id")).collect()
+            words
+                .iter()
+                .map(|w| u32::try_from(i32::from_le_bytes(*w)).context("failed to read a negative token id"))
+                .collect()
         };
-        let view = file.tensor(array).with_context(|| format!("find array {array} among {}", names()))?;
+        let view = file.tensor(array).with_context(|| format!("failed to find array {array} among {}", names()))?;
         if view.dtype() != Dtype::F32 {
-            bail!("read array {array}: it is {:?}, expected F32", view.dtype());
+            bail!("failed to read array {array}: it is {:?}, expected F32", view.dtype());
         }
         let (words, _) = view.data().as_chunks::<4>();
         let logits = words.iter().map(|w| f32::from_le_bytes(*w)).collect();

@@ -9,7 +9,7 @@ use crate::args::Cli;
 use crate::out::{self, say};
 
 pub fn run(folder: &Path) -> Result<()> {
-    std::fs::create_dir_all(folder).with_context(|| format!("make the folder {}", folder.display()))?;
+    std::fs::create_dir_all(folder).with_context(|| format!("failed to make the folder {}", folder.display()))?;
     let cli = Cli::command();
     let mut pages = vec![cli.clone()];
     for sub in cli.get_subcommands().filter(|sub| !sub.is_hide_set()) {
@@ -20,7 +20,7 @@ pub fn run(folder: &Path) -> Result<()> {
     for page in &pages {
         let path = folder.join(format!("{}.1", page.get_name()));
         let mut text = Vec::new();
-        clap_mangen::Man::new(page.clone()).render(&mut text).context("write a manual page")?;
+        clap_mangen::Man::new(page.clone()).render(&mut text).context("failed to write a manual page")?;
         out::file(&path, |out| out.write_all(&text))?;
     }
     say!("wrote {} pages into {}", pages.len(), folder.display())

@@ -13,18 +13,20 @@ use serde_json::json;
 use crate::args::PerplexityArgs;
 use crate::compare::Windows;
 use crate::load::{self, Sequence};
+use crate::routes::{self, Writer};
 use crate::{compare, input, machine, out};
 
 pub fn run(args: &PerplexityArgs) -> Result<()> {
-    let model = load::open(args.model.model.as_deref())?;
+    let model = load::open(args.model.path()?.as_deref())?;
     let tokenizer = Tokenizer::load(&model.checkpoint)?;
     let text = input::text(&args.file)?;
     let tokens = tokenizer.encode(&text, Encode { add_special: true, parse_special: false });
     let n_ctx = args.engine.ctx.unwrap_or(512);
-    ensure!(n_ctx >= 4, "measure perplexity: a context of {n_ctx} is too short, use at least 4");
+    ensure!(n_ctx >= 4, "--ctx must be at least 4, it is {n_ctx}");
     ensure!(
         tokens.len() >= 2 * n_ctx,
-        "measure perplexity: the text has {} tokens, the method needs at least two windows of {n_ctx} (--ctx makes them shorter)",
+        "failed to measure perplexity: the text has {} tokens, at least two windows of {n_ctx} are required (--ctx \
+         makes them shorter)",
         tokens.len()
     );
     let mut windows = Windows::new(tokens, &tokenizer, n_ctx, args.chunks);
@@ -34,17 +36,34 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
     let bar = machine::progress(Some(n_windows as u64));
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} windows, {eta} left, perplexity {msg}")?);
     let mut nlls = Vec::with_capacity(n_windows * (n_ctx / 2));
-    for window in windows.iter() {
-        sequence.rewind();
-        // The last position's logits foretell a token of the next window: they are not scored.
-        sequence.feed_from(window, first_scored, |position, row| {
-            if position + 1 < n_ctx {
-                nlls.push(compare::nll(row, window[position + 1]));
+    let routers = sequence.routers().to_vec();
+    let mut measure = |mut writer: Option<&mut Writer<'_>>| {
+        for window in windows.iter() {
+            sequence.rewind();
+            // The last position's logits foretell a token of the next window: they are not scored.
+            let mut score = |position: usize, row: &[f32]| {
+                if position + 1 < n_ctx {
+                    nlls.push(compare::nll(row, window[position + 1]));
+                }
+            };
+            match &mut writer {
+                Some(writer) => writer.feed(&mut sequence, window, first_scored, score)?,
+                None => sequence.feed_from(window, first_scored, |position, row| {
+                    score(position, row);
+                    Ok(())
+                })?,
             }
-            Ok(())
-        })?;
-        bar.set_message(format!("{:.4}", compare::mean_and_deviation(&nlls).0.exp()));
-        bar.inc(1);
+            bar.set_message(format!("{:.4}", compare::mean_and_deviation(&nlls).0.exp()));
+            bar.inc(1);
+        }
+        anyhow::Ok(())
+    };
+    match &args.trace_experts {
+        Some(path) => {
+            out::remove_unfinished_when_interrupted()?;
+            routes::write(path, &routers, |writer| measure(Some(writer)))?
+        }
+        None => measure(None)?,
     }
     bar.finish_and_clear();
 

@@ -1,20 +1,20 @@
 //! `moebius plan`: the ops that the engine will run, the placement of buffers, and the memory they need.
 
 use anyhow::{Result, anyhow, ensure};
-use backend::cpu::read_bandwidth;
-use backend::cuda;
-use backend::cuda::hot::{Shape, simulate};
-use backend::cuda::outline::{Card, Launched, Line, Outline};
-use backend::cuda::split::{self, Split};
 use backend::experts::layout::Layer;
 use backend::experts::simulate::{Predicted, disk_bandwidth, predict, predict_uniform};
-use backend::metal::{self, Metal};
 use backend::residency::Residency;
 use backend::{Backend, Kinds, PAGE, Part, RouterInfo};
+use cpu::read_bandwidth;
+use gpu::cuda;
+use gpu::cuda::hot::{Shape, simulate};
+use gpu::cuda::outline::{Card, Launched, Line, Outline};
+use gpu::cuda::split::{self, Split};
+use gpu::metal::{self, Metal};
 use model::plan::{Op, Plan};
 
 use crate::args::{BackendKind, EngineArgs, PlanArgs};
-use crate::device::{Device, Prefer};
+use crate::device::{Chosen, Device, Prefer};
 use crate::load::{self, EngineSetup, Model, Prepared};
 use crate::machine;
 use crate::memory::{self, Budget, Fit, Units, Wish};
@@ -23,14 +23,14 @@ use crate::predict::Rates;
 use crate::routes::Trace;
 
 pub fn run(args: &PlanArgs) -> Result<()> {
-    let model = load::open(args.model.model.as_deref())?;
+    let model = load::open(args.model.path()?.as_deref())?;
     if args.engine.backend == Some(BackendKind::Cuda) {
         return run_cuda(args, &model);
     }
     if args.engine.backend == Some(BackendKind::Metal) {
         return run_metal(args, &model);
     }
-    ensure!(args.sm.is_none() && args.cubins.is_none(), "plan: --sm and --cubins want --backend cuda");
+    ensure!(args.sm.is_none() && args.cubins.is_none(), "--sm and --cubins require --backend cuda");
     let setup = EngineSetup::of(&args.engine, Prefer::Cpu)?;
     let prepared = setup.prepare(&model.checkpoint, model.plan.clone())?;
     say!("{}", if args.unfused { &*model.plan } else { &*prepared.plan })?;
@@ -44,14 +44,15 @@ fn run_cuda(args: &PlanArgs, model: &Model) -> Result<()> {
     let ordinal = args.engine.device.unwrap_or(0);
     let card = match args.sm {
         Some(arch) => Card::of(arch).ok_or_else(|| {
-            anyhow!("plan for compute capability {arch}: 80, 86, 89, 90, 100 and 120 are known without a device")
+            anyhow!("--sm {arch} is unsupported: without a device, 80, 86, 89, 90, 100 and 120 are supported")
         })?,
         None => cuda::card(ordinal)
-            .map_err(|why| anyhow!("plan for CUDA device {ordinal}: {why}; or name --sm, e.g. 90"))?,
+            .map_err(|why| anyhow!("failed to plan for CUDA device {ordinal}: {why} (--sm 90 needs no device)"))?,
     };
     // Limits are those of a machine with all the memory that is wanted.
-    let device = Device { ordinal, ..Device::named(BackendKind::Cuda) };
+    let device = Device { ordinal, ..Device::named(Chosen::Cuda) };
     let setup = EngineSetup { device, ..EngineSetup::of(&cpu(args), Prefer::Cpu)? };
+    setup.check_cache(&model.plan)?;
     let placed = setup.split(&model.checkpoint, &model.plan)?;
     let cuda = placed.as_ref().map_or_else(|| setup.cuda(), |(cuda, ..)| cuda.clone());
     let plan = cuda.lower(model.plan.clone())?;
@@ -59,7 +60,8 @@ fn run_cuda(args: &PlanArgs, model: &Model) -> Result<()> {
     let fit = memory::fit(&cuda, &plan, &Wish { sequences: 64, ..setup.wish() }, all)?;
     let outline = Outline::new(&cuda, &plan, &model.checkpoint, fit.limits, card)?;
     if let Some(folder) = &args.cubins {
-        let n = cuda::compile_ahead(&outline, card.arch, folder).map_err(|why| anyhow!("compile kernels: {why}"))?;
+        let n = cuda::compile_ahead(&outline, card.arch, folder)
+            .map_err(|why| anyhow!("failed to compile kernels: {why}"))?;
         return say!("{n} modules for compute capability {} in {}", card.arch, folder.display());
     }
     say!("{}", if args.unfused { &*model.plan } else { &*plan })?;
@@ -67,7 +69,7 @@ fn run_cuda(args: &PlanArgs, model: &Model) -> Result<()> {
         Some((_, _, budget, fit)) => (budget, fit),
         None => (all, memory::fit(&cuda, &plan, &setup.wish(), all)?),
     };
-    let units = Units::of(&cuda, &plan);
+    let units = Units::of(&cuda, &plan, 0);
     print_footprint(&fit, &units, &plan, model.checkpoint.name(), None)?;
     print_budget(budget, "the driver", "of GPU memory")?;
     print_split(args, &plan, &cuda.split(&plan), &fit)?;
@@ -103,15 +105,16 @@ fn run_cuda(args: &PlanArgs, model: &Model) -> Result<()> {
 
 /// The plan on an Apple GPU, which need not be there: what a step dispatches, layer by layer.
 fn run_metal(args: &PlanArgs, model: &Model) -> Result<()> {
-    ensure!(args.sm.is_none() && args.cubins.is_none(), "plan: --sm and --cubins want --backend cuda");
+    ensure!(args.sm.is_none() && args.cubins.is_none(), "--sm and --cubins require --backend cuda");
     // Limits are those of a machine with all the memory that is wanted.
-    let setup = EngineSetup { device: Device::named(BackendKind::Metal), ..EngineSetup::of(&cpu(args), Prefer::Cpu)? };
-    let metal = Metal::system(setup.cache(), true);
+    let setup = EngineSetup { device: Device::named(Chosen::Metal), ..EngineSetup::of(&cpu(args), Prefer::Cpu)? };
+    setup.check_cache(&model.plan)?;
+    let metal = Metal::system(setup.step.cache_type, true);
     let plan = metal.lower(model.plan.clone())?;
     let fit = memory::fit(&metal, &plan, &setup.wish(), Budget::Free(None))?;
     let mut outline = metal::outline::Outline::new(&metal, &plan, &model.checkpoint, fit.limits)?;
     say!("{}", if args.unfused { &*model.plan } else { &*plan })?;
-    print_footprint(&fit, &Units::of(&metal, &plan), &plan, model.checkpoint.name(), None)?;
+    print_footprint(&fit, &Units::of(&metal, &plan, 0), &plan, model.checkpoint.name(), None)?;
     say!("dispatches for one token on Apple GPUs from M1 on; | is a barrier before one (never run on a Mac)")?;
     let counts = |lines: &[&metal::outline::Line]| {
         let barriers = lines.iter().filter(|line| line.is_behind).count();
@@ -139,7 +142,7 @@ fn run_metal(args: &PlanArgs, model: &Model) -> Result<()> {
     let depth = fit.limits.max_positions - 1;
     let lines = outline.step(1, 1, depth);
     let barriers = lines.iter().filter(|line| line.is_behind).count();
-    say!("  a token behind {depth}: {} dispatches, {barriers} barriers", lines.len())?;
+    say!("  a token after {depth}: {} dispatches, {barriers} barriers", lines.len())?;
     for n in [4, 8, 32] {
         let lines = outline.step(n, 1, 0);
         let barriers = lines.iter().filter(|line| line.is_behind).count();
@@ -185,7 +188,7 @@ fn launches(lines: &[Line]) -> usize {
     lines.iter().map(|line| line.launches.len()).sum()
 }
 
-/// The same settings, with a backend that needs no device.
+/// Returns the same settings, with a backend that needs no device.
 fn cpu(args: &PlanArgs) -> EngineArgs {
     EngineArgs { backend: Some(BackendKind::Cpu), ..args.engine.clone() }
 }
@@ -194,7 +197,7 @@ fn cpu(args: &PlanArgs) -> EngineArgs {
 fn print_streaming(args: &PlanArgs, model: &Model, prepared: &Prepared) -> Result<()> {
     let Prepared { plan, layout, .. } = prepared;
     if layout.layers.is_empty() {
-        ensure!(args.routes.is_none(), "predict from routes: no expert is streamed; name a smaller --memory");
+        ensure!(args.routes.is_none(), "--routes requires streamed experts: choose a smaller --memory");
         return Ok(());
     }
     let threads = args.engine.threads.unwrap_or_else(machine::cores);
@@ -301,7 +304,7 @@ fn print_split(args: &PlanArgs, plan: &Plan, split: &Split, fit: &Fit) -> Result
 /// What the program takes, part by part.
 fn print_memory(prepared: &Prepared, file: &str) -> Result<()> {
     let Prepared { backend, plan, budget, fit, .. } = prepared;
-    print_footprint(fit, &Units::of(&**backend, plan), plan, file, Some(prepared))?;
+    print_footprint(fit, &Units::of(&**backend, plan, 0), plan, file, Some(prepared))?;
     print_budget(*budget, "the rest of the process", "--memory")
 }
 
@@ -332,7 +335,7 @@ fn print_footprint(fit: &Fit, units: &Units, plan: &Plan, file: &str, streamed: 
             Part::Weights(kind, Residency::Copied) => (kind.name(), "copied; vectors as f32".into()),
             Part::Weights(_, Residency::Streamed) => {
                 let (n, all) = streamed.map_or((0, 0), |p| (p.layout.n_slabs(), p.layout.n_experts()));
-                ("experts", format!("{n} of {all} in slabs, the others are read from {file} when they are wanted"))
+                ("experts", format!("{n} of {all} in slabs, the others are read from {file} when needed"))
             }
             Part::Cache => {
                 let (page, n) = (units.page / PAGE, limits.n_pages * PAGE);

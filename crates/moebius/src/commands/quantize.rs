@@ -25,11 +25,8 @@ use crate::{machine, out};
 pub fn run(args: &QuantizeArgs) -> Result<()> {
     let has_text = args.file.is_some() || args.chunks.is_some() || args.ctx.is_some() || args.backend.is_some();
     // clap asks for no option that another one rules out.
-    ensure!(
-        args.target_kl.is_some() || !has_text,
-        "read the options: --file, --chunks, --ctx and --backend are for --target-kl"
-    );
-    let named = args.dtype.as_deref().map(mix::file_type).transpose()?;
+    ensure!(args.target_kl.is_some() || !has_text, "--file, --chunks, --ctx and --backend require --target-kl");
+    let named = args.dtype.as_deref().or(args.last.as_deref()).map(mix::file_type).transpose()?;
     let source = open(&args.input)?;
     let importance = args.imatrix.as_deref().map(Importance::read).transpose()?;
     let threads = machine::threads(args.threads)?;
@@ -37,11 +34,16 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
     let file = named.map_or_else(|| mix::file_type("Q4_0"), Ok)?;
     let targets = targets(&*source, file, &args.tensor, importance.as_ref())?;
     let keys = importance.as_ref().map(keys).unwrap_or_default();
-    if importance.is_none() && !args.dry_run {
-        check_without_importance(&*source, file, &targets)?;
+    // A dry run shows the sizes first.
+    let mut refused = match importance {
+        None => check_without_importance(&*source, file, &targets),
+        Some(_) => Ok(()),
+    };
+    if !args.dry_run {
+        std::mem::replace(&mut refused, Ok(()))?;
     }
     let mut job = Job { source: &*source, targets, file_type: file.id, keys, threads };
-    if args.output.is_some() && !args.dry_run {
+    if !args.dry_run {
         job.check(args.allow_requantize)?;
     }
     let mut file = file;
@@ -54,7 +56,8 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
         job.file_type = file.id;
     }
     let Some(output) = args.output.as_deref().filter(|_| !args.dry_run) else {
-        return report(&job, file, None, &[], args.json);
+        report(&job, file, None, &[], args.json)?;
+        return refused.and_then(|()| job.check(args.allow_requantize));
     };
     job.check(args.allow_requantize)?;
     if let Some(file) = &importance {
@@ -69,7 +72,7 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
 }
 
 fn check_output(args: &QuantizeArgs, output: &Path) -> Result<()> {
-    ensure!(!is_same(&args.input, output), "write {}: it is the file that is read", output.display());
+    ensure!(!is_same(&args.input, output), "failed to write {}: it is the input file", output.display());
     Ok(())
 }
 
@@ -93,14 +96,14 @@ fn target_kl(
     importance: Option<&Importance>,
 ) -> Result<()> {
     check_output(args, output)?;
-    let text = args.file.as_deref().context("reach a KL: -f TEXT is wanted")?;
+    let text = args.file.as_deref().context("--target-kl requires -f TEXT")?;
     let n_ctx = args.ctx.unwrap_or(compare::DEFAULT_CTX);
     let base = load::open(Some(&args.input))?;
     let mut windows = compare::windows(&base, text, n_ctx, args.chunks)?;
     let (threads, backend) = (args.threads, args.backend);
     let engine = EngineArgs { threads, ctx: args.ctx, backend, device: None, step: StepArgs::default() };
     let setup = EngineSetup::of(&engine, Prefer::Cpu)?;
-    let n_batch = engine.step.batch(setup.device.kind);
+    let n_batch = setup.device.kind.batch(&engine.step);
     let mut ours = Sequence::start_with(&base, &setup, n_ctx)?;
 
     out::remove_unfinished_when_interrupted()?;
@@ -136,16 +139,16 @@ fn target_kl(
                 say!("{}: mean KL {kl:.6}", machine::bytes(bytes as u64))?;
             }
             if kl <= target {
-                std::fs::rename(&tried, &best).with_context(|| format!("write {}", best.display()))?;
+                std::fs::rename(&tried, &best).with_context(|| format!("failed to write {}", best.display()))?;
                 found = Some((job.targets.clone(), job.file_type, losses));
             } else {
-                std::fs::remove_file(&tried).with_context(|| format!("remove {}", tried.display()))?;
+                std::fs::remove_file(&tried).with_context(|| format!("failed to remove {}", tried.display()))?;
             }
             Ok(Some(Trial { bytes, kl }))
         })?;
         Ok(best)
     })?;
-    let (targets, file_type, losses) = found.context("reach a KL: no file was tried")?;
+    let (targets, file_type, losses) = found.context("failed to reach a KL: no file was tried")?;
     let job = Job { targets, file_type, ..job };
     report(&job, budget::file_type(&job), Some(&losses), &trials, args.json)
 }
@@ -153,6 +156,7 @@ fn target_kl(
 /// Opens what is quantized.
 fn open(path: &Path) -> Result<Box<dyn Source>> {
     let checkpoint = checkpoint::open_with(&crate::find::resolve(path)?, checkpoint::Open { map: false, exact: true })?;
+    load::ensure_model(&checkpoint)?;
     Ok(match checkpoint.kind() {
         Kind::Gguf => Box::new(Gguf::new(checkpoint)?),
         Kind::Mlx | Kind::Hf => Box::new(Folder::new(checkpoint, None)?),
@@ -163,7 +167,7 @@ pub(super) fn is_same(a: &Path, b: &Path) -> bool {
     matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
 
-/// What the new file says of the importances, under llama.cpp's keys.
+/// Returns what the new file says of the importances, under llama.cpp's keys.
 fn keys(importance: &Importance) -> Vec<(String, Value)> {
     let name = |path: &str| Path::new(path).file_name().map_or(path.into(), |name| name.to_string_lossy().into_owned());
     let mut keys: Vec<(String, Value)> = vec![
@@ -188,13 +192,13 @@ fn note_missing(job: &Job, importance: &Importance) {
         job.source.tensors().iter().zip(&job.targets).filter(is_missing).map(|(t, _)| t.name.as_str()).collect();
     if !missing.is_empty() {
         let (n, some) = (missing.len(), missing[..missing.len().min(3)].join(", "));
-        out::note!("moebius: {} says nothing of {n} matrices ({some}, ..)", importance.file);
+        out::note!("moebius: {} has no importances for {n} matrices ({some}, ..)", importance.file);
     }
 }
 
 /// Sums over the tensors that go from one type to another.
 #[derive(Default)]
-struct Row {
+struct TypeRow {
     n: usize,
     before: u64,
     after: u64,
@@ -203,10 +207,10 @@ struct Row {
 
 /// Prints sizes by type, and the losses of a file that was written; in JSON the files that were tried for it too.
 pub(super) fn report(job: &Job, file: &FileType, losses: Option<&[Loss]>, trials: &[Trial], json: bool) -> Result<()> {
-    let mut rows: BTreeMap<(String, String), Row> = BTreeMap::new();
+    let mut rows: BTreeMap<(String, String), TypeRow> = BTreeMap::new();
     let (mut before, mut after, mut n_values) = (0, 0, 0);
     for (i, (tensor, target)) in job.source.tensors().iter().zip(&job.targets).enumerate() {
-        let bytes = |dtype| tensor.bytes_as(dtype).with_context(|| format!("size tensor {}", tensor.name));
+        let bytes = |dtype| tensor.bytes_as(dtype).with_context(|| format!("failed to size tensor {}", tensor.name));
         let row = rows.entry((tensor.dtype.to_string(), target.dtype.to_string())).or_default();
         row.n += 1;
         row.before += bytes(tensor.dtype)? as u64;
@@ -223,7 +227,7 @@ pub(super) fn report(job: &Job, file: &FileType, losses: Option<&[Loss]>, trials
     }
     let bits = 8.0 * after as f64 / n_values as f64;
     if json {
-        let row = |((from, to), row): (&(String, String), &Row)| {
+        let row = |((from, to), row): (&(String, String), &TypeRow)| {
             let error = losses.map(|_| row.loss.relative());
             json!({"from": from, "to": to, "tensors": row.n, "bytes": row.after, "bytes_before": row.before, "error": error})
         };
@@ -248,5 +252,6 @@ pub(super) fn report(job: &Job, file: &FileType, losses: Option<&[Loss]>, trials
         let change = if from == to { format!("{to}, kept") } else { format!("{from} to {to}") };
         say!("{change:<18} {:>4} tensors, {sizes}{error}", row.n)?;
     }
-    say!("{}: {} to {}, {bits:.2} bits a weight", file.name, machine::bytes(before), machine::bytes(after))
+    let growth = if after > before { ", larger than the input" } else { "" };
+    say!("{}: {} to {}, {bits:.2} bits a weight{growth}", file.name, machine::bytes(before), machine::bytes(after))
 }

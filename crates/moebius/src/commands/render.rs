@@ -15,15 +15,19 @@ pub fn run(args: &RenderArgs) -> Result<()> {
         Value::Array(_) => (&input, &Value::Null),
         Value::Object(object) => match object.get("messages") {
             Some(messages) => (messages, &input),
-            None => bail!("read {}: the object has no messages", args.messages.display()),
+            None => bail!("failed to read {}: the object has no messages", args.messages.display()),
         },
-        _ => bail!("read {}: expected an array of messages or an object", args.messages.display()),
+        _ => bail!("failed to read {}: expected an array of messages or an object", args.messages.display()),
     };
     let template = template(args, options)?;
     let generation = options["add_generation_prompt"].as_bool().unwrap_or(true) && !args.no_generation_prompt;
     let kwargs = options["kwargs"].as_object().cloned().unwrap_or_default();
     let tools = Some(&options["tools"]).filter(|tools| !tools.is_null());
-    let now = options["now"].as_str().map(str::parse).transpose().context("read now (expected 2026-01-15T12:00:00)")?;
+    let now = options["now"]
+        .as_str()
+        .map(str::parse)
+        .transpose()
+        .context("failed to read now (expected 2026-01-15T12:00:00)")?;
     let chat = Chat { messages, tools, add_generation_prompt: generation, kwargs: Some(&kwargs), now };
     match (template.render(&chat), args.json) {
         (Ok(text), false) => out::text(&text),
@@ -33,13 +37,13 @@ pub fn run(args: &RenderArgs) -> Result<()> {
     }
 }
 
-/// The template named, or the model's; special tokens from the input, or else the model's.
+/// Returns the template named, or the model's; special tokens from the input, or else the model's.
 fn template(args: &RenderArgs, options: &Value) -> Result<ChatTemplate> {
     let Some(path) = &args.template else {
-        let checkpoint = embedded::open(args.model.model.as_deref())?;
+        let checkpoint = embedded::open(args.model.path()?.as_deref())?;
         let tokenizer = engine::tokenizer::Tokenizer::load(&checkpoint)?;
         return load::template(&checkpoint, &tokenizer)?.with_context(|| {
-            format!("find a chat template: {} has none; name one with --template", checkpoint.name())
+            format!("failed to find a chat template: {} has none; name one with --template", checkpoint.name())
         });
     };
     let source = input::text(path)?;
@@ -49,5 +53,5 @@ fn template(args: &RenderArgs, options: &Value) -> Result<ChatTemplate> {
 
 fn read(path: &Path) -> Result<Value> {
     let text = if path == Path::new("-") { input::stdin()? } else { input::text(path)? };
-    serde_json::from_str(&text).with_context(|| format!("read {} as JSON", path.display()))
+    serde_json::from_str(&text).with_context(|| format!("failed to read {} as JSON", path.display()))
 }

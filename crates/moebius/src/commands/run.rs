@@ -1,37 +1,38 @@
 //! `moebius run`: one prompt, one answer.
 
 use std::io::IsTerminal;
+use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use engine::formats::{Ask, Format};
 use engine::grammar::{self, Constraint, Grammars, Rule};
 use engine::scheduler::{FinishReason, Request};
 
-use crate::answer::{Interrupt, Interrupted, generate, streamed_summary, summary};
+use crate::answer::{Interrupt, Interrupted, drafts_summary, generate, streamed_summary, summary};
 use crate::args::{RunArgs, Switch};
-use crate::load::{self, Session};
+use crate::load::{self, Sequence, Session};
 use crate::out::note;
 use crate::show::Show;
-use crate::{find, input};
+use crate::{find, input, routes};
 
 pub fn run(args: &RunArgs) -> Result<()> {
     let prompt = prompt(args)?;
     if prompt.trim().is_empty() {
-        bail!("run: the prompt is empty");
+        bail!("the prompt is empty");
     }
-    let path = args.model.model.as_deref().map(|path| find::resolve_or_pull(path, args.pull)).transpose()?;
+    let path = args.model.path()?;
     let model = load::open(path.as_deref())?;
     let model = model.with_template(args.template.chat_template_file.as_deref())?;
     if model.embedded && !args.quiet {
         note!("{}", crate::embedded::notice());
     }
-    let mut session = load::start(model, &args.engine)?;
+    let mut session = load::start(model, &args.engine, args.draft)?;
     session.think = args.template.think.map(|switch| switch == Switch::On);
     session.placement.iter().filter(|_| !args.quiet).for_each(|placement| note!("{placement}"));
     session.warning.iter().for_each(|warning| note!("warning: {warning}"));
     let ignored = [("--system", args.system.is_some()), ("--think", args.template.think.is_some())];
     for (flag, _) in ignored.iter().filter(|(_, is_set)| *is_set && session.template.is_none()) {
-        note!("warning: the model has no chat template: {flag} is left out, and the prompt goes to it as it is");
+        note!("warning: the model has no chat template: ignoring {flag} and passing the prompt unchanged");
     }
     let raw = args.raw || session.template.is_none();
     let tokens = if raw {
@@ -47,6 +48,10 @@ pub fn run(args: &RunArgs) -> Result<()> {
     // A raw prompt has no template's marks, and neither has its answer.
     let format = if raw { Format::PLAIN } else { session.format };
     let opened = !raw && session.opens_thought(&tokens);
+    let traced = args.trace_experts.as_ref().map(|path| (path, tokens.clone()));
+    if traced.is_some() {
+        routes::has_experts(session.engine.routers())?;
+    }
     let mut request = Request::new(tokens);
     request.constraint = constraint(args, &session, format, opened)?;
     let has_form = request.constraint.is_some();
@@ -61,34 +66,39 @@ pub fn run(args: &RunArgs) -> Result<()> {
     let mut show = Show::new(format, opened, args.quiet);
     let answer = generate(&mut session.engine, request, &interrupt, |piece| show.push(piece))?;
     show.finish()?;
+    if let Some((file, prompt)) = traced.filter(|_| answer.reason != FinishReason::Cancelled) {
+        let tokens = [prompt, answer.tokens].concat();
+        let mut sequence = Sequence::start(&load::open(path.as_deref())?, &args.engine, tokens.len())?;
+        let routers = sequence.routers().to_vec();
+        routes::write(file, &routers, |writer| writer.feed(&mut sequence, &tokens, tokens.len(), |_, _| ()))?;
+    }
     if !args.quiet {
         note!("{}", summary(&answer.usage, answer.reason));
         let stats = session.engine.stats();
+        drafts_summary(&stats).iter().for_each(|line| note!("{line}"));
         stats.streamed.iter().for_each(|streamed| note!("{}", streamed_summary(streamed, stats.tokens)));
     }
     match answer.reason {
         FinishReason::Cancelled => Err(Interrupted.into()),
         FinishReason::Length | FinishReason::ContextFull if has_form => {
-            bail!("complete the answer: it was cut before its form was complete (see -n and --ctx)")
+            bail!("failed to complete the answer: it was cut off before it satisfied its constraint (see -n and --ctx)")
         }
         _ => Ok(()),
     }
 }
 
-/// The constraint on the answer, if any.
+/// Returns the constraint on the answer, if any.
 fn constraint(args: &RunArgs, session: &Session, format: Format, opened: bool) -> Result<Option<Constraint>> {
     let rule = match (&args.json_schema, &args.grammar, &args.regex) {
-        (Some(path), ..) => {
-            let schema = serde_json::from_str(&input::text(path)?);
-            let schema = schema.with_context(|| format!("read the JSON of {}", path.display()))?;
+        (Some(value), ..) => {
+            let (text, name) = file_or_text(value, |text| text.starts_with('{'))?;
+            let schema = serde_json::from_str(&text);
+            let schema = schema.with_context(|| format!("failed to read the JSON of {name}"))?;
             Rule::JsonSchema(if args.open_objects { schema } else { grammar::closed(schema) })
         }
-        (_, Some(path), _) => {
-            let text = input::text(path)?;
-            match grammar::is_gbnf(&text) {
-                true => grammar::from_gbnf(&text).map_err(|why| anyhow!("read GBNF from {}: {why}", path.display()))?,
-                false => Rule::Lark(text),
-            }
+        (_, Some(value), _) => {
+            let is_grammar = |text: &str| text.contains("::=") || text.starts_with("start:") || text.contains('\n');
+            Rule::grammar(file_or_text(value, is_grammar)?.0)
         }
         (.., Some(regex)) => Rule::Regex(regex.clone()),
         _ => return Ok(None),
@@ -102,16 +112,31 @@ fn constraint(args: &RunArgs, session: &Session, format: Format, opened: bool) -
     Ok(format.constraint(&ask, &session.tokenizer, &grammars)?)
 }
 
-/// The prompt from where the user put it.
+/// Returns the text of a file, or the value itself where it is such a text and no file has that name; and what errors
+/// call it.
+fn file_or_text(value: &Path, is_text: impl Fn(&str) -> bool) -> Result<(String, String)> {
+    let text = value.to_string_lossy();
+    match is_text(text.trim_start()) && !value.exists() {
+        true => Ok((text.into_owned(), "the flag's value".into())),
+        false => Ok((input::text(value)?, value.display().to_string())),
+    }
+}
+
+/// Returns the prompt from where the user put it: what is typed, then a file, then stdin, with empty lines between.
 fn prompt(args: &RunArgs) -> Result<String> {
-    if let Some(text) = args.text.as_ref().or(args.prompt.as_ref()) {
-        return Ok(text.clone());
+    let typed = args.text.as_ref().or(args.prompt.as_ref());
+    if let (Some(text), None) = (&args.text, &args.model.model)
+        && find::looks_like_model(text)
+    {
+        bail!("{text} looks like a model: did you mean -m {text}? (-p {text} asks it as a prompt)");
     }
-    if let Some(path) = &args.file {
-        return input::text(path);
+    let file = args.file.as_deref().map(input::text).transpose()?;
+    let is_alone = typed.is_none() && file.is_none();
+    if is_alone && std::io::stdin().is_terminal() {
+        bail!("no prompt: give one as an argument, with -p, in a file with -f, or on stdin (or use `moebius chat`)");
     }
-    if std::io::stdin().is_terminal() {
-        bail!("find a prompt: give it as an argument, with -p, in a file with -f, or on stdin (or use `moebius chat`)");
-    }
-    input::stdin()
+    let piped = if is_alone { Some(input::stdin()?) } else { input::piped()? };
+    let parts = [typed.cloned(), file, piped];
+    let parts: Vec<String> = parts.into_iter().flatten().filter(|part| !part.trim().is_empty()).collect();
+    Ok(parts.join("\n\n"))
 }

@@ -10,7 +10,7 @@ use crate::out::{self, Out};
 use crate::{embedded, input};
 
 pub fn run(args: &TokenizeArgs) -> Result<()> {
-    let checkpoint = embedded::open(args.model.model.as_deref())?;
+    let checkpoint = embedded::open(args.model.path()?.as_deref())?;
     let tokenizer = Tokenizer::load(&checkpoint)?;
     let text = match &args.file {
         Some(path) => input::text(path)?,
@@ -20,7 +20,7 @@ pub fn run(args: &TokenizeArgs) -> Result<()> {
     if args.decode {
         let ids = parse_ids(&text)?;
         if let Some(id) = ids.iter().find(|&&id| id as usize >= tokenizer.n_vocab()) {
-            bail!("decode: token id {id} is outside the vocabulary of {}", tokenizer.n_vocab());
+            bail!("failed to decode: token id {id} is outside the vocabulary of {}", tokenizer.n_vocab());
         }
         let text = tokenizer.decode(&ids);
         return match args.json {
@@ -45,7 +45,8 @@ fn parse_ids(text: &str) -> Result<Vec<u32>> {
     text.split(|c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']'))
         .filter(|word| !word.is_empty())
         .map(|word| {
-            word.parse().with_context(|| format!("read token id {:?}", word.chars().take(40).collect::<String>()))
+            word.parse()
+                .with_context(|| format!("failed to read token id {:?}", word.chars().take(40).collect::<String>()))
         })
         .collect()
 }

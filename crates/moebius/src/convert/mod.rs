@@ -39,18 +39,23 @@ impl Folder {
     /// # Errors
     /// It is no folder of a model that can be converted; the sentence says what it lacks.
     pub fn new(checkpoint: Checkpoint, pre: Option<&str>) -> Result<Folder> {
-        ensure!(checkpoint.kind() != Kind::Gguf, "convert {}: it is a GGUF file already", checkpoint.name());
+        ensure!(checkpoint.kind() != Kind::Gguf, "failed to convert {}: it is a GGUF file already", checkpoint.name());
         let config = checkpoint.meta();
         let arch = keys::architecture(config)?;
         refuse_packed(&checkpoint)?;
         let keys = Keys::new(config, arch);
         let n_layer = config.u32("num_hidden_layers")? as usize;
-        ensure!(n_layer <= 1024, "convert {}: it has {n_layer} layers, at most 1024 are allowed", checkpoint.name());
-        let mut divisors = None;
+        ensure!(
+            n_layer <= 1024,
+            "failed to convert {}: it has {n_layer} layers, at most 1024 are allowed",
+            checkpoint.name()
+        );
+        let (mut divisors, mut n_further) = (None, 0);
         let made = if arch == "gpt-oss" && weights::is_interleaved(&checkpoint) {
             weights::of_gpt_oss(&checkpoint, n_layer)?
         } else {
-            let plan = model::build(&checkpoint)?.into_plan();
+            let plan = model::build_drafting(&checkpoint)?.into_plan();
+            n_further = u32::from(plan.draft.is_some());
             divisors = keys.divisors(Some(&plan))?;
             let count = |name: &str| Ok::<_, anyhow::Error>(keys.count(&[name])?.unwrap_or(0) as usize);
             let delta = Delta {
@@ -63,10 +68,12 @@ impl Folder {
                 arch,
                 n_head: count("num_attention_heads")?,
                 delta: Some(delta).filter(|delta| delta.n_k > 0 && delta.d_v > 0),
+                qk_scale: config.opt_f32("qk_scale_factor")?,
             };
             weights::of_plan(&checkpoint, &plan, &shape)?
         };
-        let made = made.into_iter().chain(divisors.map(|values| weights::constant("rope_freqs.weight", values)));
+        let constants = divisors.map(|values| ("rope_freqs.weight", values)).into_iter().chain(keys.long_factors()?);
+        let made = made.into_iter().chain(constants.map(|(name, values)| weights::constant(name, values)));
         let (tensors, recipes): (Vec<Tensor>, Vec<Recipe>) = made.unzip();
         let table = tensors.iter().find(|t| t.name == "token_embd.weight").context("the folder has no embedding")?;
         let n_vocab = table.shape[0];
@@ -76,13 +83,13 @@ impl Folder {
             ("general.name".into(), name(&checkpoint).as_str().into()),
         ];
         entries.extend(sampling(&checkpoint)?);
-        entries.extend(keys.all()?);
+        entries.extend(keys.all(n_further)?);
         entries.extend(vocabulary(&checkpoint, n_vocab, arch, pre)?);
         let meta = Metadata::new(checkpoint.name(), entries)?;
         Ok(Folder { checkpoint, meta, tensors, recipes, cache: Cache::default() })
     }
 
-    /// The float type that most of its matrices have: what it becomes where nobody chooses.
+    /// Returns the float type that most of its matrices have: what it becomes where no one chooses.
     pub fn float_type(&self) -> WeightType {
         let n_values = |dtype: WeightType| {
             let of = |(t, r): &(&Tensor, &Recipe)| r.origin == dtype && t.shape.len() > 1 && t.dtype == dtype;
@@ -111,7 +118,7 @@ impl Source for Folder {
 
     fn read(&self, tensor: usize, range: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
         let read = self.recipes[tensor].read(&self.checkpoint, &self.cache, tensor, range, out);
-        read.with_context(|| format!("convert tensor {}", self.tensors[tensor].name))
+        read.with_context(|| format!("failed to convert tensor {}", self.tensors[tensor].name))
     }
 
     fn is_whole(&self) -> Result<()> {
@@ -130,8 +137,8 @@ fn refuse_packed(checkpoint: &Checkpoint) -> Result<()> {
     if !known.iter().any(|known| method.eq_ignore_ascii_case(known)) {
         let format = config.opt_str(&key("format"))?.map(|format| format!(", format {format}")).unwrap_or_default();
         bail!(
-            "convert {name}: quantization_config.quant_method is {method}{format}, {} and compressed-tensors' \
-             pack-quantized of 4 bits and float-quantized of 8 are read (tensor {} is of type {})",
+            "failed to convert {name}: quantization_config.quant_method is {method}{format}; supported are {} and \
+             compressed-tensors' pack-quantized (4 bits) and float-quantized (8 bits) (tensor {} is of type {})",
             known.join(", "),
             other.name,
             other.dtype
@@ -140,14 +147,14 @@ fn refuse_packed(checkpoint: &Checkpoint) -> Result<()> {
     let is_whole = method.eq_ignore_ascii_case("fp8") && config.get(&key("weight_block_size")).is_none();
     ensure!(
         !is_whole || !other.dtype.starts_with("F8"),
-        "convert {name}: quantization_config.weight_block_size is missing, and FP8 is read with a scale a block alone \
-         (tensor {})",
+        "failed to convert {name}: quantization_config.weight_block_size is missing, which FP8 requires (tensor \
+         {})",
         other.name
     );
     Ok(())
 }
 
-/// The model's name: that of its folder, or of its repository where the folder is a revision in a cache.
+/// Returns the model's name: that of its folder, or of its repository where the folder is a revision in a cache.
 fn name(checkpoint: &Checkpoint) -> String {
     let path = std::path::absolute(checkpoint.name()).unwrap_or_default();
     let part = |path: &std::path::Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
@@ -156,7 +163,7 @@ fn name(checkpoint: &Checkpoint) -> String {
     repository.or_else(|| part(&path)).unwrap_or_else(|| "model".into())
 }
 
-/// What the folder recommends for sampling, under llama.cpp's keys.
+/// Returns what the folder recommends for sampling, under llama.cpp's keys.
 fn sampling(checkpoint: &Checkpoint) -> Result<Vec<(String, Value)>> {
     let found = engine::folder::sampling(checkpoint)?;
     let mut keys: Vec<(String, Value)> = Vec::new();
@@ -171,7 +178,7 @@ fn sampling(checkpoint: &Checkpoint) -> Result<Vec<(String, Value)>> {
     Ok(keys)
 }
 
-/// The tokenizer and the chat template. A folder without tokenizer makes a file without.
+/// Returns the tokenizer and the chat template. A folder without tokenizer makes a file without.
 fn vocabulary(checkpoint: &Checkpoint, n_vocab: usize, arch: &str, pre: Option<&str>) -> Result<Vec<(String, Value)>> {
     let has = |name: &str| matches!(checkpoint.side_file(name), Ok(Some(_)));
     let mut keys = if has("tokenizer.json") || has("tiktoken.model") {

@@ -53,7 +53,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// The place in the folder of what is at `i` in the new file.
+    /// Returns the place in the folder of what is at `i` in the new file.
     pub fn source(self, i: usize) -> usize {
         match self {
             Self::Same => i,
@@ -174,7 +174,7 @@ impl Recipe {
         self
     }
 
-    /// Where a row of the new tensor lies.
+    /// Returns where a row of the new tensor lies.
     fn locate(&self, row: usize) -> Result<(usize, usize)> {
         let row = self.rows.source(row);
         let behind = self.segments.partition_point(|segment| segment.at <= row);
@@ -227,7 +227,7 @@ impl Recipe {
         Ok(())
     }
 
-    /// A matrix with its rows as columns, encoded.
+    /// Returns a matrix with its rows as columns, encoded.
     fn transposed(
         &self,
         checkpoint: &Checkpoint,
@@ -264,7 +264,7 @@ impl Recipe {
     }
 }
 
-/// GGUF's blocks of MXFP4 from planes: in planes a byte holds neighbours, in a block values half a block apart.
+/// GGUF's blocks of MXFP4 from planes: in planes a byte holds neighbors, in a block values half a block apart.
 fn mxfp4(q: &[u8], scales: &[u8], out: &mut Vec<u8>) {
     for (codes, &scale) in q.chunks_exact(16).zip(scales) {
         out.push(scale);

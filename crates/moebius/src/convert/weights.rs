@@ -26,6 +26,8 @@ pub struct Shape {
     pub n_head: usize,
     /// Heads of k and of v of delta nets, and their widths.
     pub delta: Option<Delta>,
+    /// Factor on normalized heads of q, where those of q and k have norms without weights.
+    pub qk_scale: Option<f32>,
 }
 
 /// Heads of a delta net.
@@ -51,7 +53,7 @@ impl<'a> Finder<'a> {
 
     fn find(&self, name: &str) -> Result<usize> {
         let found = self.by_name.get(name).copied();
-        found.with_context(|| format!("read {}: tensor {name} is missing", self.checkpoint.name()))
+        found.with_context(|| format!("failed to read {}: tensor {name} is missing", self.checkpoint.name()))
     }
 
     fn dtype(&self, from: usize) -> WeightType {
@@ -62,12 +64,12 @@ impl<'a> Finder<'a> {
         &self.checkpoint.tensors()[from].shape
     }
 
-    /// Whether the folder has the tensor in a form of its own: GPTQ's or AWQ's codes, 8-bit floats.
+    /// Returns whether the folder has the tensor in its own form: GPTQ's or AWQ's codes, 8-bit floats.
     fn is_repacked(&self, from: usize) -> bool {
         self.checkpoint.files()[self.checkpoint.tensors()[from].file].is_repacked()
     }
 
-    /// A tensor out of some segments, its type as the folder has it, where the new file may have that.
+    /// Returns a tensor out of some segments, its type as the folder has it, where the new file may have that.
     fn tensor(&self, name: &str, shape: &[usize], unit: usize, segments: Vec<Segment>, read: Read) -> (Tensor, Recipe) {
         let origin = self.dtype(segments[0].from);
         let same = segments.iter().all(|segment| self.dtype(segment.from) == origin);
@@ -95,7 +97,7 @@ impl<'a> Finder<'a> {
         (tensor, recipe.lay_out())
     }
 
-    /// The rows of a weight of the plan.
+    /// Returns the rows of a weight of the plan.
     fn weight(&self, decl: &WeightDecl, name: &str) -> Result<(Tensor, Recipe)> {
         let unit = decl.shape.last().copied().unwrap_or(1);
         let n_rows = decl.shape.iter().product::<usize>() / unit;
@@ -112,7 +114,11 @@ impl<'a> Finder<'a> {
     }
 }
 
-/// The tensors of a model by its plan.
+/// Architectures whose GGUF files have the pairs of a rotary embedding side by side, and their folders half a head
+/// apart.
+const PAIRED: &[&str] = &["llama", "arcee", "mistral3", "smollm3", "granite", "granitemoe", "muse-glimmer"];
+
+/// Returns the tensors of a model by its plan.
 ///
 /// # Errors
 /// The folder has a form that GGUF files of the architecture have not.
@@ -128,7 +134,7 @@ pub fn of_plan(checkpoint: &Checkpoint, plan: &Plan, shape: &Shape) -> Result<Re
         let (stem, kind) = rest.split_once('.').unwrap_or((rest, ""));
         let plain = || finder.weight(decl, &decl.name);
         match (shape.arch, stem) {
-            ("llama", "attn_q" | "attn_k") => {
+            (arch, "attn_q" | "attn_k") if PAIRED.contains(&arch) => {
                 let (tensor, recipe) = plain()?;
                 let n_rows = decl.shape[0];
                 let n_head = match stem {
@@ -140,14 +146,21 @@ pub fn of_plan(checkpoint: &Checkpoint, plan: &Plan, shape: &Shape) -> Result<Re
                 };
                 ensure!(
                     n_head > 0 && n_rows.is_multiple_of(2 * n_head),
-                    "convert tensor {}: its rows are no heads",
+                    "failed to convert tensor {}: its rows are no heads",
                     decl.name
                 );
-                out.push(reordered(tensor, recipe, kind, Order::Pairs { d_head: n_rows / n_head }));
+                let d_head = n_rows / n_head;
+                out.push(reordered(tensor, recipe, kind, Order::Pairs { d_head }));
+                if let Some(scale) = shape.qk_scale {
+                    // q and k are normalized without weights; readers of GGUF find the scale of q in them.
+                    let w = if stem == "attn_q" { scale } else { 1.0 };
+                    out.push(constant(&format!("{layer}{stem}_norm.weight"), vec![w; d_head]));
+                }
             }
-            ("qwen3next" | "qwen35" | "qwen35moe" | "glm4moe", "ffn_norm") => {
+            ("qwen3next" | "qwen35" | "qwen35moe" | "glm4moe" | "seed_oss", "ffn_norm") => {
                 out.push(finder.weight(decl, &format!("{layer}post_attention_norm.weight"))?);
             }
+            ("hy_v3", "exp_probs_b") => out.push(finder.weight(decl, &format!("{layer}exp_probs_b"))?),
             ("qwen3next", "ssm_in") => out.extend(unmixed(&finder, decl, &layer, delta(shape)?)?),
             ("qwen35" | "qwen35moe", _) => {
                 let (tensor, recipe) = plain()?;
@@ -157,7 +170,7 @@ pub fn of_plan(checkpoint: &Checkpoint, plan: &Plan, shape: &Shape) -> Result<Re
                 };
                 match stem {
                     "ssm_in" | "ssm_ba" => {
-                        bail!("convert tensor {}: GGUF's {} has no such matrix", decl.name, shape.arch)
+                        bail!("failed to convert tensor {}: GGUF's {} has no such matrix", decl.name, shape.arch)
                     }
                     "attn_qkv" | "ssm_conv1d" => {
                         let Delta { n_k, d_k, d_v, .. } = delta(shape)?;
@@ -175,7 +188,7 @@ pub fn of_plan(checkpoint: &Checkpoint, plan: &Plan, shape: &Shape) -> Result<Re
                     _ => out.push((tensor, recipe)),
                 }
             }
-            ("deepseek2", "attn_kv_b") => {
+            ("deepseek2" | "mistral4", "attn_kv_b") => {
                 let &[n_head, rows, d_latent] = decl.shape.as_slice() else { bail!("{} is no stack", decl.name) };
                 let is_k = decl.name.ends_with("[0/2]");
                 let name = format!("{layer}{}.weight", if is_k { "attn_k_b" } else { "attn_v_b" });
@@ -186,23 +199,41 @@ pub fn of_plan(checkpoint: &Checkpoint, plan: &Plan, shape: &Shape) -> Result<Re
                 }
                 out.push((tensor, recipe));
             }
-            ("gemma4", "ffn_gate_exps") if kind == "weight" => {
-                let name = format!("{layer}ffn_up_exps.weight");
-                let up = by_name.get(name.as_str()).with_context(|| format!("convert {name}: it is missing"))?;
-                let &[n_expert, n, k] = decl.shape.as_slice() else { bail!("{} is no stack", decl.name) };
-                let (gate, up) = (each(finder.weight(decl, "")?.1, n), each(finder.weight(up, "")?.1, n));
-                let segments = gate.into_iter().zip(up).flat_map(|(gate, up)| [gate, up]).collect();
-                let name = format!("{layer}ffn_gate_up_exps.weight");
-                out.push(finder.tensor(&name, &[n_expert, 2 * n, k], k, segments, Read::Plain));
+            // All parts of one tensor, which stays one.
+            (_, "attn_qkv") if kind.starts_with("weight[") => {
+                let Source::Slabs(slabs) = &decl.source else { bail!("{} is no part of a tensor", decl.name) };
+                if kind.starts_with("weight[0/") {
+                    let from = finder.find(&slabs[0].tensor)?;
+                    let shape = finder.shape(from).to_vec();
+                    let &[n, k] = shape.as_slice() else { bail!("{} is no part of a matrix", decl.name) };
+                    let rows = vec![Segment::new(from, 0, 1, n)];
+                    out.push(finder.tensor(&format!("{layer}attn_qkv.weight"), &shape, k, rows, Read::Plain));
+                }
             }
-            ("gemma4", "ffn_up_exps") if kind == "weight" => {}
+            ("gemma4", "ffn_gate_exps") | ("glm4" | "phi3", "ffn_gate") if kind == "weight" => {
+                let (up, both) = match stem {
+                    "ffn_gate" => ("ffn_up", "ffn_up"),
+                    _ => ("ffn_up_exps", "ffn_gate_up_exps"),
+                };
+                let name = format!("{layer}{up}.weight");
+                let up =
+                    by_name.get(name.as_str()).with_context(|| format!("failed to convert {name}: it is missing"))?;
+                let mut shape = decl.shape.clone();
+                let [.., n, k] = shape.as_mut_slice() else { bail!("{} is no matrix", decl.name) };
+                let (gate, up) = (each(finder.weight(decl, "")?.1, *n), each(finder.weight(up, "")?.1, *n));
+                let segments = gate.into_iter().zip(up).flat_map(|(gate, up)| [gate, up]).collect();
+                let k = *k;
+                *n *= 2;
+                out.push(finder.tensor(&format!("{layer}{both}.weight"), &shape, k, segments, Read::Plain));
+            }
+            ("gemma4", "ffn_up_exps") | ("glm4" | "phi3", "ffn_up") if kind == "weight" => {}
             _ => out.push(plain()?),
         }
     }
     Ok(out)
 }
 
-/// The matrices of a stack, a segment each.
+/// Returns the matrices of a stack, a segment each.
 fn each(recipe: Recipe, n: usize) -> Vec<Segment> {
     let of =
         |segment: Segment| (0..segment.n / n).map(move |i| Segment { row: segment.row + i * n, n, ..segment.clone() });
@@ -210,7 +241,7 @@ fn each(recipe: Recipe, n: usize) -> Vec<Segment> {
 }
 
 fn delta(shape: &Shape) -> Result<Delta> {
-    shape.delta.context("convert a delta net: the config has no heads for it")
+    shape.delta.context("failed to convert a delta net: the config has no heads for it")
 }
 
 /// Rows in another order; the numbers of a vector are rows of one.
@@ -224,10 +255,10 @@ fn reordered(tensor: Tensor, mut recipe: Recipe, kind: &str, rows: Order) -> (Te
     (tensor, Recipe { rows, ..recipe }.lay_out())
 }
 
-/// The rows of q, k, v and z of Qwen3-Next, which its folders keep head by head.
+/// Returns the rows of q, k, v and z of Qwen3-Next, which its folders keep head by head.
 fn unmixed(finder: &Finder, decl: &WeightDecl, layer: &str, delta: Delta) -> Result<Recipes> {
     let Delta { n_k, n_v, d_k, d_v } = delta;
-    let Source::Tensor(name) = &decl.source else { bail!("convert tensor {}: it is in pieces", decl.name) };
+    let Source::Tensor(name) = &decl.source else { bail!("failed to convert tensor {}: it is in pieces", decl.name) };
     let (from, unit, wide) = (finder.find(name)?, decl.shape[1], n_v / n_k * d_v);
     let rows = |first: usize, n: usize| {
         (0..n_k).map(move |head| Segment::new(from, head * (2 * d_k + 2 * wide) + first, 1, n))
@@ -259,12 +290,13 @@ const GPT_OSS: &[(&str, &str, usize)] = &[
     ("ffn_down_exps.bias", "mlp.experts.down_proj_bias", 2),
 ];
 
-/// Whether a folder is gpt-oss in its original form, of which no plan can be made: gate and up in turn, row by row.
+/// Returns whether a folder is gpt-oss in its original form, of which no plan can be made: gate and up interleaved row
+/// by row.
 pub fn is_interleaved(checkpoint: &Checkpoint) -> bool {
     checkpoint.tensors().iter().any(|t| t.name.ends_with("mlp.experts.gate_up_proj"))
 }
 
-/// The tensors of gpt-oss in its original form, as published (MXFP4) or unpacked.
+/// Returns the tensors of gpt-oss in its original form, as published (MXFP4) or unpacked.
 ///
 /// # Errors
 /// A tensor is missing, has another shape, or is not known.
@@ -275,7 +307,10 @@ pub fn of_gpt_oss(checkpoint: &Checkpoint, n_layer: usize) -> Result<Recipes> {
     let mut plain = |gguf: &str, name: &str, n_axes: usize| {
         let from = finder.find(name)?;
         let shape = finder.shape(from).to_vec();
-        ensure!(shape.len() == n_axes, "convert tensor {name}: it has shape {shape:?}, {n_axes} axes wanted");
+        ensure!(
+            shape.len() == n_axes,
+            "failed to convert tensor {name}: it has shape {shape:?}, expected {n_axes} axes"
+        );
         used.insert(from);
         let unit = shape[n_axes - 1];
         let segments = vec![Segment::new(from, 0, 1, shape.iter().product::<usize>() / unit)];
@@ -300,20 +335,23 @@ pub fn of_gpt_oss(checkpoint: &Checkpoint, n_layer: usize) -> Result<Recipes> {
             let from = finder.find(&name)?;
             used.insert(from);
             let &[n_expert, rows, columns] = finder.shape(from) else {
-                bail!("convert tensor {name}: it has shape {:?}, three axes wanted", finder.shape(from));
+                bail!("failed to convert tensor {name}: it has shape {:?}, expected three axes", finder.shape(from));
             };
             let step = gguf.len();
             for (first, gguf) in gguf.iter().enumerate() {
                 let gguf = format!("{blk}{gguf}.weight");
                 // Packed experts are matrices as they are used, others are transposed.
                 if finder.dtype(from).block_len() > 1 {
-                    ensure!(rows.is_multiple_of(step), "convert tensor {name}: {rows} rows are no pairs");
+                    ensure!(rows.is_multiple_of(step), "failed to convert tensor {name}: {rows} rows are no pairs");
                     let n = rows / step;
                     let segment = |i: usize| Segment::new(from, i * rows + first, step, n);
                     let segments = (0..n_expert).map(segment).collect();
                     out.push(finder.tensor(&gguf, &[n_expert, n, columns], columns, segments, Read::Plain));
                 } else {
-                    ensure!(columns.is_multiple_of(step), "convert tensor {name}: {columns} columns are no pairs");
+                    ensure!(
+                        columns.is_multiple_of(step),
+                        "failed to convert tensor {name}: {columns} columns are no pairs"
+                    );
                     let n = columns / step;
                     let all = vec![Segment::new(from, 0, 1, n_expert * rows)];
                     let (tensor, mut recipe) = finder.tensor(&gguf, &[n_expert, n, rows], columns, all, Read::Plain);
@@ -325,8 +363,8 @@ pub fn of_gpt_oss(checkpoint: &Checkpoint, n_layer: usize) -> Result<Recipes> {
         let name = format!("{theirs}gate_up_proj_bias");
         let from = finder.find(&name)?;
         used.insert(from);
-        let &[n_expert, both] = finder.shape(from) else { bail!("convert tensor {name}: two axes wanted") };
-        ensure!(both.is_multiple_of(2), "convert tensor {name}: {both} numbers are no pairs");
+        let &[n_expert, both] = finder.shape(from) else { bail!("failed to convert tensor {name}: expected two axes") };
+        ensure!(both.is_multiple_of(2), "failed to convert tensor {name}: {both} numbers are no pairs");
         for (first, gguf) in ["ffn_gate_exps", "ffn_up_exps"].into_iter().enumerate() {
             let segment = |i: usize| Segment::new(from, i * both + first, 2, both / 2);
             let segments = (0..n_expert).map(segment).collect();
@@ -336,12 +374,12 @@ pub fn of_gpt_oss(checkpoint: &Checkpoint, n_layer: usize) -> Result<Recipes> {
     }
     let is_unused = |(name, from): &(&&str, &usize)| !used.contains(*from) && !Names::is_other_modality(name);
     if let Some((name, _)) = finder.by_name.iter().find(is_unused) {
-        bail!("convert tensor {name}: gpt-oss has no use for it");
+        bail!("failed to convert tensor {name}: gpt-oss has no use for it");
     }
     Ok(out)
 }
 
-/// A vector that no tensor of the folder has.
+/// Returns a vector that no tensor of the folder has.
 pub fn constant(name: &str, values: Vec<f32>) -> (Tensor, Recipe) {
     let tensor = Tensor { name: name.into(), shape: vec![values.len()], dtype: WeightType::F32 };
     let recipe = Recipe {

@@ -19,16 +19,22 @@ pub struct Wanted {
     pub repo: String,
     /// The type of a GGUF file, or a part of its name.
     pub tag: Option<String>,
+    /// The path of a file in the repository, as addresses have it.
+    pub file: Option<String>,
     pub revision: String,
 }
 
 impl Wanted {
-    /// Reads `org/repo`, `org/repo:TYPE`, with the address of the hub or `hf:` in front.
+    /// Reads `org/repo`, `org/repo:TYPE`, with the address of the hub or `hf:` in front, or the address of a file or a
+    /// revision there; that revision goes before `revision`.
     ///
     /// # Errors
     /// It is no such name.
     pub fn parse(name: &str, revision: &str) -> Result<Wanted> {
-        let rest = find::without_hub(name);
+        let (rest, revision, file) = match find::hub_address(name) {
+            Some((repo, named, file)) => (repo, named, file),
+            None => (find::without_hub(name), revision, None),
+        };
         let (repo, tag) = match rest.split_once(':') {
             Some((repo, tag)) => (repo, Some(tag.to_string())),
             None => (rest, None),
@@ -40,23 +46,35 @@ impl Wanted {
         let parts: Vec<&str> = repo.split('/').collect();
         ensure!(
             parts.len() == 2 && parts.iter().all(|part| is_part(part) && !part.contains("--")),
-            "fetch {name}: expected ORG/REPO or ORG/REPO:TYPE, for example Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M"
+            "failed to fetch {name}: expected ORG/REPO or ORG/REPO:TYPE, for example Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M"
         );
-        ensure!(tag.as_deref().is_none_or(is_part), "fetch {name}: what stands behind the colon is no type");
+        ensure!(tag.as_deref().is_none_or(is_part), "failed to fetch {name}: the text after the colon is not a type");
         ensure!(
             super::cache::is_plain(revision) && revision.split('/').all(is_part),
-            "fetch {name}: {revision} is no revision"
+            "failed to fetch {name}: {revision} is not a revision"
         );
-        Ok(Wanted { repo: repo.into(), tag, revision: revision.into() })
+        ensure!(
+            file.is_none_or(super::cache::is_plain),
+            "failed to fetch {name}: it does not name a file of the repository"
+        );
+        Ok(Wanted { repo: repo.into(), tag, file: file.map(String::from), revision: revision.into() })
     }
 }
 
-/// The files that are wanted; parts of a split file in their order.
+/// Returns the files that are requested; parts of a split file in their order.
 ///
 /// # Errors
 /// There are none, or those of several models; the sentence says what there is.
 pub fn files<'l>(listing: &'l Listing, wanted: &Wanted) -> Result<Vec<&'l File>> {
     let models = gguf(listing);
+    if let Some(path) = wanted.file.as_deref().filter(|path| path.to_lowercase().ends_with(".gguf")) {
+        let of = models.values().find(|parts| parts.iter().any(|file| file.path == path));
+        let of = of.with_context(|| format!("failed to fetch {}: it has no file {path}", wanted.repo))?;
+        return whole(of.clone(), wanted);
+    }
+    if wanted.file.is_some() {
+        return folder(listing, wanted);
+    }
     let chosen = match &wanted.tag {
         Some(tag) => {
             let is_type = |name: &str| find::type_of(Path::new(name)).is_some_and(|t| t.eq_ignore_ascii_case(tag));
@@ -66,10 +84,14 @@ pub fn files<'l>(listing: &'l Listing, wanted: &Wanted) -> Result<Vec<&'l File>>
             let found = if exact.is_empty() { by(&is_named) } else { exact };
             match found.as_slice() {
                 [one] => one.1.clone(),
-                [] => bail!("fetch {}: it has no GGUF file of type {tag}; there are {}", wanted.repo, types(&models)),
+                [] => bail!(
+                    "failed to fetch {}: it has no GGUF file of type {tag}; there are {}",
+                    wanted.repo,
+                    types(&models)
+                ),
                 several => {
                     let names: Vec<&str> = several.iter().map(|(name, _)| name.as_str()).take(10).collect();
-                    bail!("fetch {}: {tag} means several files: {}", wanted.repo, names.join(", "))
+                    bail!("failed to fetch {}: {tag} matches several files: {}", wanted.repo, names.join(", "))
                 }
             }
         }
@@ -83,7 +105,7 @@ pub fn files<'l>(listing: &'l Listing, wanted: &Wanted) -> Result<Vec<&'l File>>
             };
             let name = USUAL.iter().find_map(of);
             let name = name.with_context(|| {
-                format!("fetch {}: name a type behind a colon; there are {}", wanted.repo, types(&models))
+                format!("failed to fetch {}: name a type after a colon; there are {}", wanted.repo, types(&models))
             })?;
             models.get(&name).cloned().unwrap_or_default()
         }
@@ -116,7 +138,7 @@ fn place(path: &str) -> Option<(&str, usize, usize)> {
 /// Checks that all parts of a split model are there.
 fn whole<'l>(mut files: Vec<&'l File>, wanted: &Wanted) -> Result<Vec<&'l File>> {
     files.sort_by(|a, b| a.path.cmp(&b.path));
-    let first = files.first().with_context(|| format!("fetch {}: it has no such files", wanted.repo))?;
+    let first = files.first().with_context(|| format!("failed to fetch {}: it has no such files", wanted.repo))?;
     if let Some((name, _, count)) = place(&first.path) {
         let is_whole = files.len() == count
             && files
@@ -125,7 +147,7 @@ fn whole<'l>(mut files: Vec<&'l File>, wanted: &Wanted) -> Result<Vec<&'l File>>
                 .all(|(i, file)| place(&file.path).is_some_and(|(_, n, of)| (n, of) == (i + 1, count)));
         ensure!(
             is_whole,
-            "fetch {}: {name} is in {count} parts, and the repository does not have each once",
+            "failed to fetch {}: {name} is in {count} parts, and the repository does not have each once",
             wanted.repo
         );
     }
@@ -138,7 +160,7 @@ fn types(models: &BTreeMap<String, Vec<&File>>) -> String {
     if names.is_empty() { "none at all".into() } else { names.join(", ") }
 }
 
-/// The files of a folder of safetensors that are read.
+/// Returns the files of a folder of safetensors that are read.
 fn folder<'l>(listing: &'l Listing, wanted: &Wanted) -> Result<Vec<&'l File>> {
     let has = |name: &str| listing.files.iter().any(|file| file.path == name);
     let is_wanted = |file: &&File| {
@@ -152,7 +174,7 @@ fn folder<'l>(listing: &'l Listing, wanted: &Wanted) -> Result<Vec<&'l File>> {
     let has_weights = files.iter().any(|file| file.path.ends_with(".safetensors"));
     ensure!(
         has("config.json") && has_weights,
-        "fetch {}: it holds neither a GGUF file nor a folder of config.json and safetensors",
+        "failed to fetch {}: it holds neither a GGUF file nor a folder of config.json and safetensors",
         wanted.repo
     );
     // Small files first: they say whether the model runs.

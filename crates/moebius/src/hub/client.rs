@@ -9,7 +9,9 @@ use ureq::http::{Response, Uri, header};
 use ureq::{Agent, Body};
 
 use super::SILENCE;
-use super::cache::Sink;
+use super::sink::Sink;
+use crate::out::note;
+use crate::{input, out};
 
 /// Most redirects of a request.
 const MAX_REDIRECTS: usize = 10;
@@ -17,6 +19,9 @@ const MAX_REDIRECTS: usize = 10;
 const PROGRESS: u64 = 1 << 20;
 /// Longest wait that a hub may ask for.
 const MAX_WAIT: Duration = Duration::from_secs(300);
+
+/// Longest file of certificates.
+const MAX_CERTIFICATES_BYTES: u64 = 16 << 20;
 
 /// How often a request is tried, and how long it waits.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +70,7 @@ impl Origin {
         (&self.scheme, &self.authority) == (&other.scheme, &other.authority)
     }
 
-    /// Whether what is sent there can be read on the way.
+    /// Returns whether what is sent there can be read on the way.
     fn is_open(&self) -> bool {
         let host = self.authority.rsplit_once(':').map_or(self.authority.as_str(), |(host, _)| host);
         self.scheme == "http" && !["localhost", "127.0.0.1", "[::1]"].contains(&host)
@@ -94,7 +99,7 @@ impl Client {
     pub fn new(origin: Origin, token: Option<String>, patience: Patience) -> Result<Client> {
         ensure!(
             token.is_none() || !origin.is_open(),
-            "use the hub {}: the token would be sent in the open; use https",
+            "failed to use the hub {}: the token would be sent in the open; use https",
             origin.authority
         );
         let mut config = Agent::config_builder()
@@ -108,20 +113,22 @@ impl Client {
             .timeout_per_read(Some(patience.silence));
         if let Some(path) = std::env::var_os("SSL_CERT_FILE").filter(|path| !path.is_empty()) {
             let shown = std::path::Path::new(&path).display().to_string();
-            let pem = std::fs::read(&path).with_context(|| format!("read {shown}"))?;
-            let certificates = ureq::tls::parse_pem(&pem).filter_map(|item| match item {
+            let pem = input::found(std::path::Path::new(&path), MAX_CERTIFICATES_BYTES);
+            let pem = pem.with_context(|| format!("failed to read {shown}"))?;
+            let certificates = ureq::tls::parse_pem(pem.as_bytes()).filter_map(|item| match item {
                 Ok(ureq::tls::PemItem::Certificate(certificate)) => Some(Ok(certificate)),
                 Ok(_) => None,
                 Err(error) => Some(Err(error)),
             });
-            let certificates = certificates.collect::<Result<Vec<_>, _>>().with_context(|| format!("read {shown}"))?;
+            let certificates =
+                certificates.collect::<Result<Vec<_>, _>>().with_context(|| format!("failed to read {shown}"))?;
             let roots = ureq::tls::RootCerts::new_with_certs(&certificates);
             config = config.tls_config(ureq::tls::TlsConfig::builder().root_certs(roots).build());
         }
         Ok(Client { agent: config.build().new_agent(), origin, token, patience })
     }
 
-    /// The text at a path of the hub, of at most `max` bytes.
+    /// Returns the text at a path of the hub, of at most `max` bytes.
     ///
     /// # Errors
     /// See [`Client::download`].
@@ -222,7 +229,13 @@ impl Client {
             if let Some(token) = self.token.as_ref().filter(|_| origin.is_same(&self.origin)) {
                 request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
             }
-            let response = request.call().map_err(failed)?;
+            let response = request.call().map_err(|error| match failed(error) {
+                Failure::Passing(error, wait) => {
+                    let what = if origin.is_same(&self.origin) { " (HF_ENDPOINT names another hub)" } else { "" };
+                    Failure::Passing(error.context(format!("cannot reach {}{what}", origin.authority)), wait)
+                }
+                lasting => lasting,
+            })?;
             if ![301, 302, 303, 307, 308].contains(&response.status().as_u16()) {
                 return Ok(response);
             }
@@ -266,7 +279,15 @@ impl Client {
                     if let Some(asked) = asked.filter(|&asked| asked > MAX_WAIT) {
                         bail!("{error}, and wants us to wait for {} seconds", asked.as_secs());
                     }
-                    std::thread::sleep(asked.unwrap_or(wait).max(wait));
+                    let pause = asked.unwrap_or(wait).max(wait);
+                    if tries == 1 {
+                        note!(
+                            "moebius: {}; trying again, {} times at most",
+                            out::chain(&error),
+                            self.patience.tries - 1
+                        );
+                    }
+                    std::thread::sleep(pause);
                     wait *= 2;
                 }
             }
@@ -275,7 +296,7 @@ impl Client {
     }
 }
 
-/// A certificate that nobody vouches for, or an answer that is too long, is no better the next time.
+/// Whether another try may help: an untrusted certificate or an answer that is too long stays so.
 fn failed(error: ureq::Error) -> Failure {
     use ureq::Error as E;
     match error {
@@ -293,12 +314,12 @@ fn text(response: &Response<Body>, name: header::HeaderName) -> String {
     response.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().into()
 }
 
-/// How long a hub asks us to wait, in seconds; dates are not read.
+/// Returns how long a hub asks us to wait, in seconds; dates are not read.
 fn wait_of(response: &Response<Body>) -> Option<Duration> {
     text(response, header::RETRY_AFTER).trim().parse().ok().map(Duration::from_secs)
 }
 
-/// Where a redirect leads.
+/// Returns where a redirect leads.
 fn target(from: &Uri, location: &str) -> Result<String> {
     ensure!(!location.is_empty() && location.len() <= 8192, "the hub leads on and does not say where");
     if location.contains("://") {
@@ -315,7 +336,7 @@ fn target(from: &Uri, location: &str) -> Result<String> {
     })
 }
 
-/// A part of a path with everything escaped that is more than a name.
+/// Returns a part of a path with everything escaped that is more than a name.
 pub fn escape(part: &str) -> String {
     let mut out = String::new();
     for byte in part.bytes() {
@@ -327,7 +348,7 @@ pub fn escape(part: &str) -> String {
     out
 }
 
-/// A path of escaped parts.
+/// Returns a path of escaped parts.
 pub fn escape_path(path: &str) -> String {
     path.split('/').map(escape).collect::<Vec<_>>().join("/")
 }

@@ -7,6 +7,7 @@
 mod cache;
 mod choose;
 mod client;
+mod sink;
 #[cfg(test)]
 mod tests;
 
@@ -17,8 +18,9 @@ use anyhow::{Context, Result, bail, ensure};
 use indicatif::ProgressStyle;
 use serde::Deserialize;
 
-use crate::machine;
+use crate::{input, machine};
 use cache::Cache;
+pub use cache::is_part;
 pub use choose::Wanted;
 use client::{Client, Origin};
 
@@ -26,6 +28,8 @@ use client::{Client, Origin};
 const MAX_LISTING: u64 = 32 << 20;
 /// Maximum number of files of a repository.
 const MAX_FILES: usize = 50_000;
+/// Longest file that a token is read from.
+const MAX_TOKEN_BYTES: u64 = 4 << 10;
 /// Bytes that stay free on the disk.
 const KEPT_FREE: u64 = 64 << 20;
 
@@ -82,7 +86,7 @@ impl Hub {
             ["1", "on", "yes", "true"].contains(&value.as_str())
         };
         let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
-        let origin = Origin::parse(&endpoint).with_context(|| format!("use HF_ENDPOINT {endpoint}"))?;
+        let origin = Origin::parse(&endpoint).with_context(|| format!("failed to use HF_ENDPOINT {endpoint}"))?;
         let token = if is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN") { None } else { token()? };
         let folder = crate::find::Caches::here().hugging_face.into_iter().next().context("there is no cache")?;
         Ok(Hub {
@@ -92,24 +96,24 @@ impl Hub {
         })
     }
 
-    /// Whether the network is forbidden.
+    /// Returns whether the network is forbidden.
     pub fn is_offline(&self) -> bool {
         self.offline
     }
 
-    /// The revision of a repository, as the hub has it.
+    /// Returns the revision of a repository, as the hub has it.
     ///
     /// # Errors
     /// The hub cannot be reached, refuses, or says what makes no sense.
     pub fn list(&self, wanted: &Wanted) -> Result<Listing> {
         ensure!(
             !self.offline,
-            "fetch {}: HF_HUB_OFFLINE forbids the network, and the model is not in the cache",
+            "failed to fetch {}: HF_HUB_OFFLINE forbids the network, and the model is not in the cache",
             wanted.repo
         );
         let path = format!("/api/models/{}/revision/{}?blobs=true", wanted.repo, client::escape(&wanted.revision));
-        let body = self.client.text(&path, MAX_LISTING).with_context(|| format!("fetch {}", wanted.repo))?;
-        listing(&body).with_context(|| format!("read what the hub says of {}", wanted.repo))
+        let body = self.client.text(&path, MAX_LISTING).with_context(|| format!("failed to fetch {}", wanted.repo))?;
+        listing(&body).with_context(|| format!("failed to read the hub's listing of {}", wanted.repo))
     }
 
     /// Fetches the files of a model that are not there yet; the path to open.
@@ -125,7 +129,7 @@ impl Hub {
         if let Some(free) = cache::free(repo.folder()) {
             ensure!(
                 total.saturating_add(KEPT_FREE) <= free,
-                "fetch {}: {} are wanted, and {} has {} free",
+                "failed to fetch {}: it needs {}, and {} has {} free",
                 wanted.repo,
                 machine::bytes(total),
                 repo.folder().display(),
@@ -138,7 +142,7 @@ impl Hub {
         )?);
         for file in missing {
             let path = format!("/{}/resolve/{}/{}", wanted.repo, listing.commit, client::escape_path(&file.path));
-            repo.store(file, &self.client, &path, &bar).with_context(|| format!("fetch {}", file.path))?;
+            repo.store(file, &self.client, &path, &bar).with_context(|| format!("failed to fetch {}", file.path))?;
         }
         bar.finish_and_clear();
         let first = repo.link(&listing.commit, &files)?;
@@ -164,21 +168,21 @@ impl Hub {
     }
 }
 
-/// The user's token: a variable, or the file that Hugging Face's programs write.
+/// Returns the user's token: a variable, or the file that Hugging Face's programs write.
 fn token() -> Result<Option<String>> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
     let found = variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN"));
     let found = found.or_else(|| {
         let beside = || Some(crate::find::hugging_face_home()?.join("token"));
         let path = variable("HF_TOKEN_PATH").map(PathBuf::from).or_else(beside)?;
-        std::fs::read_to_string(path).ok()
+        input::found(&path, MAX_TOKEN_BYTES).ok()
     });
     let Some(token) = found.map(|token| token.trim().to_string()).filter(|token| !token.is_empty()) else {
         return Ok(None);
     };
     ensure!(
         token.len() <= 1024 && token.bytes().all(|b| b.is_ascii_graphic()),
-        "use the token for Hugging Face: it holds blanks, line ends or letters that no token has"
+        "failed to use the token for Hugging Face: it holds blanks, line ends or letters that no token has"
     );
     Ok(Some(token))
 }

@@ -115,7 +115,7 @@ fn sha256(body: &[u8]) -> String {
     hex(&ring::digest::SHA256, &[body])
 }
 
-/// What a hub says of some files: large ones by SHA-256, small ones by Git's hash.
+/// Returns what a hub says of some files: large ones by SHA-256, small ones by Git's hash.
 fn describe(files: &[(&str, &[u8])]) -> String {
     let sibling = |(name, body): &(&str, &[u8])| match body.len() > 1000 {
         true => serde_json::json!({
@@ -135,7 +135,7 @@ fn body(n: usize) -> Vec<u8> {
     (0..n).map(|i| ((i * i) >> 3) as u8).collect()
 }
 
-/// A hub with one large file, whose downloads `answer` answers; what it says of the repository is true.
+/// Returns a hub with one large file, whose downloads `answer` answers; what it says of the repository is true.
 fn one_file(answer: impl Fn(usize, &Seen, &mut TcpStream, &[u8]) + Send + Sync + 'static) -> (Server, Vec<u8>) {
     let file = body(3_000_000);
     let (listing, sent) = (describe(&[("m-Q4_K_M.gguf", &file)]), file.clone());
@@ -151,7 +151,7 @@ fn wanted(name: &str) -> Wanted {
     Wanted::parse(name, "main").expect("name")
 }
 
-/// The names below a folder that are no folders, without locks.
+/// Returns the names below a folder that are no folders, without locks.
 fn below(folder: &Path) -> Vec<String> {
     let mut out = Vec::new();
     let mut left = vec![folder.to_path_buf()];
@@ -251,6 +251,21 @@ fn an_interrupted_download_goes_on_where_it_ended() {
 }
 
 #[test]
+fn a_hub_that_is_not_there_is_named() {
+    let (server, _) = one_file(|_, request, out, body| serve(request, body, out));
+    let cache = tempfile::tempdir().expect("temporary folder");
+    let hub = server.hub(cache.path(), None);
+    // A port that was just given back.
+    let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").port();
+    let origin = Origin::parse(&format!("http://127.0.0.1:{port}")).expect("origin");
+    let patience = Patience { tries: 2, wait: Duration::from_millis(1), silence: Duration::from_secs(1) };
+    let client = Client::new(origin, None, patience).expect("client");
+    let error = Hub { client, ..hub }.pull(&wanted(REPO)).expect_err("nothing is there");
+    let said = crate::out::chain(&error);
+    assert!(said.contains(&format!("cannot reach 127.0.0.1:{port} (HF_ENDPOINT names another hub)")), "{said}");
+}
+
+#[test]
 fn a_hub_that_lies_gets_nothing_into_the_cache() {
     type Lie = fn(usize, &Seen, &mut TcpStream, &[u8]);
     let lies: [(&str, Lie, &str); 7] = [
@@ -291,7 +306,7 @@ fn a_hub_that_lies_gets_nothing_into_the_cache() {
         let (server, file) = one_file(lie);
         let error = server.hub(cache.path(), None).pull(&wanted(REPO)).expect_err(what);
         let said = crate::out::chain(&error);
-        assert!(said.contains(part) && said.starts_with("fetch m-Q4_K_M.gguf"), "{what}: {said}");
+        assert!(said.contains(part) && said.starts_with("failed to fetch m-Q4_K_M.gguf"), "{what}: {said}");
         let left: Vec<String> = below(cache.path()).into_iter().filter(|name| !name.ends_with(".incomplete")).collect();
         assert!(left.is_empty(), "{what}: {left:?}");
         let part = cache.path().join("models--org--model-GGUF/blobs").join(format!("{}.incomplete", sha256(&file)));
@@ -331,6 +346,8 @@ fn the_token_goes_to_the_hub_alone() {
 fn names_cannot_leave_the_cache() {
     for path in
         ["../x", "/etc/passwd", "a/../../x", "a//b", "", ".", "a\\b", "C:x", "a/\u{0}b", "a\nb", "1/2/3/4/5/6/7/8/9"]
+            .into_iter()
+            .chain(["-rf", "a/-b", "a\u{202e}b", "a\u{2028}b", "a\u{e0041}", "a\u{1b}b"])
     {
         assert!(!cache::is_plain(path), "{path:?}");
     }
@@ -345,6 +362,9 @@ fn names_cannot_leave_the_cache() {
         "org/.x",
         "org/a--b/c",
         "https://example.com/a/b",
+        "https://example.com/a/resolve/main/x.gguf",
+        "https://huggingface.co/a/b/resolve/main/../../x.gguf",
+        "https://huggingface.co/a/b/resolve/../x.gguf",
         "org/model:a/b",
     ] {
         assert!(Wanted::parse(name, "main").is_err(), "{name}");
@@ -362,6 +382,38 @@ fn names_cannot_leave_the_cache() {
         ["", "{}", "[]", r#"{"sha": "../..", "siblings": []}"#, &format!(r#"{{"sha": "{COMMIT}", "siblings": []}}"#)]
     {
         assert!(super::listing(raw).is_err(), "{raw}");
+    }
+}
+
+/// Others who can write to the cache get nothing outside of it written, and nothing waited for.
+#[cfg(unix)]
+#[test]
+fn links_and_pipes_in_the_cache_lead_nowhere() {
+    let (server, file) = one_file(|_, request, out, body| serve(request, body, out));
+    let (name, hash) = ("models--org--model-GGUF", sha256(&file));
+    let (lock, part) = (format!(".locks/{name}/{hash}.lock"), format!("{name}/blobs/{hash}.incomplete"));
+    let (main, commit) = (format!("{name}/refs/main"), format!("{name}/snapshots/{COMMIT}"));
+    let files = [&lock, &part, &main, &format!("{name}/blobs/{hash}")].map(|place| (place.clone(), false));
+    let folders = [&commit, &format!("{name}/blobs"), &format!("{name}/refs"), &format!(".locks/{name}")];
+    for (place, is_folder) in files.into_iter().chain(folders.map(|place| (place.clone(), true))) {
+        for is_pipe in [false, true] {
+            let (cache, outside) = (tempfile::tempdir().expect("folder"), tempfile::tempdir().expect("folder"));
+            let precious = outside.path().join("precious");
+            std::fs::write(&precious, &file[..1000]).expect("a file");
+            let place = cache.path().join(&place);
+            std::fs::create_dir_all(place.parent().expect("a folder")).expect("a folder");
+            let target = if is_folder { outside.path() } else { &precious };
+            match is_pipe {
+                true => assert!(std::process::Command::new("mkfifo").arg(&place).status().expect("start").success()),
+                false => std::os::unix::fs::symlink(target, &place).expect("a link"),
+            }
+            let fetched = server.hub(cache.path(), None).pull(&wanted(&format!("{REPO}:Q4_K_M")));
+            if let Ok(path) = fetched {
+                assert_eq!(std::fs::read(path).expect("a file"), file, "{}", place.display());
+            }
+            assert_eq!(std::fs::read(&precious).expect("a file"), &file[..1000], "{}", place.display());
+            assert_eq!(below(outside.path()), ["precious"], "{}", place.display());
+        }
     }
 }
 
@@ -401,10 +453,19 @@ fn what_a_name_means() {
         ("hf:a/b:Q4_K_M", &["m-Q4_K_M.gguf"]),
         ("https://huggingface.co/a/b:bf16", &["BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.gguf"]),
         ("a/b:UD-Q2_K_XL", &["UD/m-UD-Q2_K_XL.gguf"]),
+        ("https://huggingface.co/a/b/resolve/main/m-Q8_0.gguf?download=true", &["m-Q8_0.gguf"]),
+        ("https://hf.co/a/b/blob/main/UD/m-UD-Q2_K_XL.gguf", &["UD/m-UD-Q2_K_XL.gguf"]),
+        (
+            "hf.co/a/b/blob/main/BF16/m-BF16-00001-of-00002.gguf",
+            &["BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.gguf"],
+        ),
+        ("https://huggingface.co/a/b/tree/main", &["m-Q4_K_M.gguf"]),
     ] {
         assert_eq!(chosen(&gguf, name).expect(name), paths, "{name}");
     }
     assert!(chosen(&gguf, "a/b:Q5_K_M").expect_err("none").contains("there are BF16"));
+    assert_eq!(wanted("https://huggingface.co/a/b/resolve/v2/m-Q8_0.gguf").revision, "v2");
+    assert!(chosen(&gguf, "https://hf.co/a/b/blob/main/x.gguf").expect_err("none").contains("it has no file x.gguf"));
     assert!(chosen(&gguf, "a/b:Q").expect_err("several").contains("several files"));
     assert!(chosen(&gguf, "a/b:F32").expect_err("a part").contains("in 2 parts"));
     assert_eq!(

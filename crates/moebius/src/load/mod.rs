@@ -8,16 +8,17 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, bail, ensure};
 use checkpoint::Checkpoint;
 use engine::folder;
 use engine::template::ChatTemplate;
 use engine::tokenizer::Tokenizer;
 use model::plan::{Plan, ValidPlan};
 
-pub use self::sequence::Sequence;
+pub use self::sequence::{Sequence, Traced, Wanted};
 pub use self::session::{Session, start, start_prepared, start_with};
 pub use self::setup::{EngineSetup, Prepared};
+use crate::args::DraftArg;
 use crate::{embedded, input};
 
 /// An open model: its header, and what it computes.
@@ -31,7 +32,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// The same, with the chat template of a file where one is named.
+    /// Returns the same, with the chat template of a file where one is named.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -39,22 +40,56 @@ impl Model {
         let template = file.map(input::text).transpose()?;
         Ok(Model { template: template.or(self.template), ..self })
     }
+
+    /// Returns the same, with the head that drafts further tokens where those are to come from it.
+    ///
+    /// # Errors
+    /// The model has no such head.
+    pub fn drafting(self, draft: DraftArg) -> Result<Model> {
+        if draft != DraftArg::Mtp {
+            return Ok(self);
+        }
+        let plan = model::build_drafting(&self.checkpoint)?;
+        ensure!(
+            plan.draft.is_some(),
+            "failed to draft tokens: {} has no layer for multi-token prediction",
+            self.checkpoint.name()
+        );
+        Ok(Model { plan, ..self })
+    }
 }
 
 /// Opens the file named, or the embedded model. Reads headers only.
 pub fn open(path: Option<&Path>) -> Result<Model> {
     let checkpoint = Arc::new(embedded::open(path)?);
+    ensure_model(&checkpoint)?;
     let plan = model::build(&checkpoint)?;
     Ok(Model { checkpoint, plan, embedded: path.is_none(), template: None })
 }
 
-/// The model's own chat template, if it has one.
+/// Refuses GGUF files of other kinds than models, by what they say of themselves.
+///
+/// # Errors
+/// What the file is.
+pub fn ensure_model(checkpoint: &Checkpoint) -> Result<()> {
+    let kind = checkpoint.meta().opt_str("general.type").ok().flatten().unwrap_or("model");
+    let what = match kind {
+        "imatrix" => "an importance matrix (for quantize --imatrix)",
+        "adapter" => "an adapter, which must be merged into its model first",
+        "mmproj" => "the image encoder of a model",
+        "vocab" => "a vocabulary without weights",
+        _ => return Ok(()),
+    };
+    bail!("failed to open {}: it is {what}, not a model", checkpoint.name())
+}
+
+/// Returns the model's own chat template, if it has one.
 pub fn template(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
     let Some(source) = folder::chat_template(checkpoint)? else { return Ok(None) };
     Ok(Some(compile_template(&source, tokenizer)?))
 }
 
-/// A template for the model of this tokenizer.
+/// Returns a template for the model of this tokenizer.
 fn compile_template(source: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate> {
     let token = |id: Option<u32>| {
         let bytes = id.and_then(|id| tokenizer.token_bytes(id)).unwrap_or_default();
@@ -74,8 +109,8 @@ pub fn describe(checkpoint: &Checkpoint, plan: &Plan, embedded: bool) -> String 
     if embedded { format!("{} {kind}", embedded::NAME) } else { kind }
 }
 
-/// How a file is quantised: what it says of itself (`general.file_type`, numbered as `llama_ftype` in llama.cpp's
-/// llama.h), else the weight type that most bytes are in.
+/// Returns how a file is quantized: what it says of itself (`general.file_type`, numbered as `llama_ftype` in
+/// llama.cpp's llama.h), else the weight type that most bytes are in.
 pub fn file_type(checkpoint: &Checkpoint) -> String {
     #[rustfmt::skip]
     const NAMES: [&str; 39] = [
@@ -98,7 +133,7 @@ pub fn file_type(checkpoint: &Checkpoint) -> String {
 #[cfg(test)]
 mod tests {
     use backend::Backend;
-    use backend::cpu::Cpu;
+    use cpu::Cpu;
 
     use super::*;
 

@@ -7,15 +7,15 @@ use backend::{Footprint, Limits};
 use checkpoint::Checkpoint;
 use engine::folder;
 use engine::formats::Format;
-use engine::sampler::{Mirostat, SamplerParams};
-use engine::scheduler::{Engine, Options, Pooling};
+use engine::sampler::SamplerParams;
+use engine::scheduler::{Engine, Options, Pooling, PromptLookup};
 use engine::template::{Chat, ChatTemplate};
 use engine::tokenizer::{Encode, Tokenizer};
 use serde_json::Value;
 
 use super::{EngineSetup, Model, Prepared, compile_template, describe, file_type, n_params};
-use crate::args::{BackendKind, EngineArgs, SamplingArgs};
-use crate::device::{Held, Prefer};
+use crate::args::{DraftArg, DraftArgs, EngineArgs, SamplingArgs};
+use crate::device::{Chosen, Held};
 use crate::memory::{Fit, Units};
 use crate::{prompts, sampling};
 
@@ -29,7 +29,7 @@ pub struct Session {
     pub template_knows_tools: bool,
     pub backend: String,
     /// What computes in the end.
-    pub device: BackendKind,
+    pub device: Chosen,
     pub description: String,
     pub arch: String,
     /// `Q4_K_M`, or the weight type that most bytes are in.
@@ -45,6 +45,8 @@ pub struct Session {
     /// What it takes in all, by place.
     pub held: Held,
     pub limits: Limits,
+    /// Tokens of a context that the model was trained with.
+    pub n_ctx_train: usize,
     /// Maximum number of sequences computed at a time.
     pub sequences: usize,
     pub embedded: bool,
@@ -64,12 +66,13 @@ pub struct Session {
 }
 
 /// Starts an engine for one conversation at a time, on a GPU where there is one.
-pub fn start(model: Model, args: &EngineArgs) -> Result<Session> {
-    start_with(model, &EngineSetup::of(args, Prefer::Gpu)?)
+pub fn start(model: Model, args: &EngineArgs, draft: DraftArgs) -> Result<Session> {
+    start_with(model, &EngineSetup::drafting(args, draft)?)
 }
 
 /// Starts an engine.
 pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
+    let model = model.drafting(setup.draft.draft)?;
     let prepared = setup.prepare(&model.checkpoint, model.plan.clone())?;
     start_prepared(model, setup, prepared)
 }
@@ -90,6 +93,7 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
     let sampling = sampling::of_model(&checkpoint, embedded)?;
     let (prepared, program) = setup.compile(&checkpoint, prepared, plan)?;
     let (placement, held) = (prepared.placement(), prepared.held());
+    let step_time = prepared.step_time(setup.step_time);
     let Prepared { backend, name, plan, fit, device, .. } = prepared;
     let Fit { limits, sequences, footprint } = fit;
     let warning = (limits.max_positions > plan.n_ctx_train && setup.ctx.is_some()).then(|| {
@@ -97,14 +101,23 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
         format!("the context of {ctx} is beyond the {trained} that the model was trained with: text there may be noise")
     });
     let text = |key: &str| checkpoint.meta().opt_str(key).ok().flatten().map(str::to_string);
-    let options = Options { prefix_cache: setup.prefix_cache, max_running: sequences, ..Options::default() };
+    let options = Options { prefix_cache: setup.prefix_cache, max_running: sequences, step_time, ..Options::default() };
     let mut engine = Engine::new(program, tokenizer.clone(), options)?;
+    match setup.draft.draft {
+        DraftArg::Off => {}
+        DraftArg::Ngram => engine.set_drafter(Some(Box::new(PromptLookup::default()))),
+        DraftArg::Mtp => {
+            ensure!(engine.set_head(limits.max_draft), "failed to draft tokens: {name} has no head for it")
+        }
+    }
     if let Some(folder) = &setup.prompts {
-        let how = format!("{} {:?}", backend.name(), setup.step.cache_type);
+        let is_long = plan.long_ropes.as_ref().is_some_and(|long| limits.max_positions > long.n_ctx);
+        let rotated = if is_long { " long" } else { "" };
+        let how = format!("{} {}{rotated}", backend.name(), setup.step.cache_type);
         let identity = prompts::identity(&checkpoint, &plan, &how)?;
         ensure!(
             engine.set_store(identity, Box::new(folder.open(identity)?)),
-            "keep prompts in {} (--cache-dir): {name} cannot save its cache",
+            "failed to keep prompts in {} (--cache-dir): {name} cannot save its cache",
             folder.path.display()
         );
     }
@@ -123,9 +136,10 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
         n_params: n_params(&checkpoint),
         size_bytes: checkpoint.data_bytes() as u64,
         weight_bytes_per_token: plan.bytes_per_token() as u64,
-        units: Units::of(&*backend, &plan),
+        units: Units::of(&*backend, &plan, limits.max_draft),
         footprint,
         limits,
+        n_ctx_train: plan.n_ctx_train,
         sequences,
         placement,
         warning,
@@ -147,7 +161,8 @@ impl Session {
 
     /// Tokens of a conversation, the opening of the answer behind it.
     pub fn encode_chat(&self, messages: Vec<Value>) -> Result<Vec<u32>> {
-        let template = self.template.as_ref().context("render the conversation: the model has no chat template")?;
+        let template =
+            self.template.as_ref().context("failed to render the conversation: the model has no chat template")?;
         let messages = Value::Array(messages);
         // Templates have two names for the switch.
         let think = |on: bool| ["enable_thinking", "thinking"].map(|name| (name.to_string(), on.into()));
@@ -163,11 +178,20 @@ impl Session {
         Ok(tokens)
     }
 
-    /// Whether a prompt ends inside a thought, so that the answer begins with it.
+    /// Returns whether a prompt ends inside a thought, so that the answer begins with it.
     pub fn opens_thought(&self, tokens: &[u32]) -> bool {
         // The mark and the blanks behind it are in the last few.
         let tail = &tokens[tokens.len().saturating_sub(16)..];
         self.format.opens_thought(&self.tokenizer.decode(tail))
+    }
+
+    /// The context, of what it could be: `context 8192 of 32768 trained; -c sets it`.
+    pub fn context(&self) -> String {
+        let (context, trained) = (self.engine.context(), self.n_ctx_train);
+        match context < trained {
+            true => format!("context {context} of {trained} trained; -c sets it"),
+            false => format!("context {context}"),
+        }
     }
 
     /// `qwen3moe Q4_K_M`-like: architecture and type.
@@ -175,60 +199,26 @@ impl Session {
         format!("{} {}", self.arch, self.file_type)
     }
 
-    /// The model's own sampling.
+    /// Returns the model's own sampling.
     pub fn default_sampling(&self) -> SamplerParams {
         // DRY may repeat across the usual breaks between sentences and fields.
         let breakers = ["\n", ":", "\"", "*"].map(|text| self.tokenizer.encode(text, Encode::default()));
         SamplerParams { dry_breakers: breakers.to_vec(), ..self.sampling.clone() }
     }
 
-    /// The user's sampling parameters over the model's defaults.
+    /// Returns the user's sampling parameters over the model's defaults.
     pub fn sampling(&self, args: &SamplingArgs) -> Result<SamplerParams> {
         let mut params = self.default_sampling();
-        apply(args, &mut params);
+        args.apply(&mut params);
         params.seed = args.seed.unwrap_or_else(clock_seed);
         Ok(params)
     }
 }
 
-/// A seed from the clock, for text that differs from run to run.
+/// Returns a seed from the clock, for text that differs from run to run.
 fn clock_seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     now.as_nanos() as u64
-}
-
-/// Puts the user's parameters over the defaults.
-fn apply(args: &SamplingArgs, params: &mut SamplerParams) {
-    macro_rules! set {
-        ($($field:ident = $arg:ident),* $(,)?) => { $(if let Some(value) = args.$arg { params.$field = value; })* };
-    }
-    set!(
-        temperature = temperature,
-        dynatemp_range = dynatemp_range,
-        dynatemp_exponent = dynatemp_exponent,
-        top_k = top_k,
-        top_p = top_p,
-        min_p = min_p,
-        typical_p = typical,
-        top_n_sigma = top_n_sigma,
-        xtc_probability = xtc_probability,
-        xtc_threshold = xtc_threshold,
-        penalty_repeat = repeat_penalty,
-        penalty_last_n = repeat_last_n,
-        penalty_frequency = frequency_penalty,
-        penalty_presence = presence_penalty,
-        dry_multiplier = dry_multiplier,
-        dry_base = dry_base,
-        dry_allowed_length = dry_allowed_length,
-        mirostat_tau = mirostat_tau,
-        mirostat_eta = mirostat_eta,
-    );
-    params.mirostat = match args.mirostat {
-        0 => Mirostat::Off,
-        1 => Mirostat::V1,
-        _ => Mirostat::V2,
-    };
-    params.logit_bias.extend_from_slice(&args.logit_bias);
 }
 
 /// GGUF's number of how states are pooled (`llama_pooling_type` in llama.cpp's llama.h).
@@ -238,7 +228,7 @@ fn pooling_type(checkpoint: &Checkpoint) -> Option<i128> {
     meta.get(&format!("{arch}.pooling_type"))?.to_int()
 }
 
-/// How a model makes one vector of a text: as its file says, else from the last token, as decoders are trained.
+/// Returns how a model makes one vector of a text: as its file says, else from the last token, as decoders are trained.
 fn pooling(checkpoint: &Checkpoint) -> Pooling {
     match pooling_type(checkpoint) {
         Some(1) => Pooling::Mean,
@@ -247,7 +237,7 @@ fn pooling(checkpoint: &Checkpoint) -> Pooling {
     }
 }
 
-/// Whether a model ranks documents: its file says so, or its name does.
+/// Returns whether a model ranks documents: its file says so, or its name does.
 fn reranks(checkpoint: &Checkpoint) -> bool {
     let meta = checkpoint.meta();
     let name = meta.opt_str("general.name").ok().flatten().unwrap_or_default();

@@ -1,22 +1,24 @@
 //! How a model is to run: what computes, where its weights lie, and the memory that is taken.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail, ensure};
-use backend::cpu::{CacheType, Cpu, Isa};
-use backend::cuda::split::{Host, Moves, Split};
-use backend::cuda::{self, Cuda};
+use backend::CacheType;
 use backend::experts::layout::Layout;
-use backend::metal::{self, Metal};
-use backend::reference::Reference;
+use backend::reference::{Reference, Rounded};
 use backend::residency::{Policy, Residency};
 use backend::{Backend, Limits, Part, Program};
 use checkpoint::Checkpoint;
+use cpu::{Cpu, Isa};
+use gpu::cuda::split::{Host, Moves, Split};
+use gpu::cuda::{self, Cuda};
+use gpu::metal::{self, Metal};
 use model::plan::{Plan, ValidPlan};
 
 use super::Model;
-use crate::args::{BackendKind, CacheArg, CopyArg, EngineArgs, IsaArg, MovesArg, StepArgs};
-use crate::device::{self, Device, Held, KERNELS, Prefer};
+use crate::args::{CopyArg, DraftArg, DraftArgs, EngineArgs, IsaArg, MovesArg, StepArgs};
+use crate::device::{self, Chosen, Device, Held, KERNELS, Prefer};
 use crate::memory::{self, Budget, Fit, Units, Wish};
 use crate::out::note;
 use crate::predict::Rates;
@@ -35,6 +37,8 @@ pub struct EngineSetup {
     pub sequences: usize,
     /// Whether fewer will do where memory is short.
     pub fewer_will_do: bool,
+    /// Target for the time of a step that others wait for; zero is none, and a default's when `None`.
+    pub step_time: Option<Duration>,
     /// Positions of the cache over all of them; what `sequences` need and memory holds when `None`.
     pub cache_tokens: Option<usize>,
     /// Memory kept for requests and connections, in bytes; counts under `--memory` only.
@@ -45,6 +49,8 @@ pub struct EngineSetup {
     pub prompts: Option<prompts::Folder>,
     /// Whether inputs of products are to be summed, for which all of them have to be kept.
     pub sums_inputs: bool,
+    /// What drafts tokens of answers.
+    pub draft: DraftArgs,
 }
 
 impl EngineSetup {
@@ -53,69 +59,113 @@ impl EngineSetup {
     /// # Errors
     /// As [`Device::choose`].
     pub fn of(args: &EngineArgs, prefer: Prefer) -> Result<EngineSetup> {
-        Ok(EngineSetup {
-            threads: args.threads,
-            ctx: args.ctx,
-            device: Device::choose(args.backend, prefer, args.device, device::of_cpu(&args.step))?,
-            step: args.step,
+        let device = Device::choose(args.backend, prefer, args.device, device::of_cpu(&args.step))?;
+        Ok(EngineSetup { threads: args.threads, ctx: args.ctx, ..EngineSetup::on(device, args.step) })
+    }
+
+    /// As [`EngineSetup::of`], on a GPU where there is one, with drafts.
+    ///
+    /// # Errors
+    /// As [`EngineSetup::of`].
+    pub fn drafting(args: &EngineArgs, draft: DraftArgs) -> Result<EngineSetup> {
+        let flag = device::of_cpu(&args.step).or(draft.of_cpu());
+        let device = Device::choose(args.backend, Prefer::Gpu, args.device, flag)?;
+        Ok(EngineSetup { threads: args.threads, ctx: args.ctx, draft, ..EngineSetup::on(device, args.step) })
+    }
+
+    /// Maximum number of drafts of a sequence in a step.
+    fn drafts(&self) -> usize {
+        if self.draft.draft == DraftArg::Off { 0 } else { usize::from(self.draft.draft_tokens) }
+    }
+
+    /// Refuses drafts that the device cannot verify.
+    fn check_drafts(&self, plan: &Plan) -> Result<()> {
+        let is_gpu = matches!(self.kind(), Chosen::Cuda | Chosen::Metal);
+        match self.draft.draft {
+            DraftArg::Mtp => ensure!(!is_gpu, "--draft mtp requires --backend cpu"),
+            DraftArg::Ngram => ensure!(
+                !is_gpu || plan.states.is_empty(),
+                "--draft ngram requires --backend cpu for this model, which has recurrent states"
+            ),
+            DraftArg::Off => {}
+        }
+        Ok(())
+    }
+
+    /// Returns the settings for one conversation at a time on a device, with defaults for what is not said.
+    pub fn on(device: Device, step: StepArgs) -> EngineSetup {
+        EngineSetup {
+            threads: None,
+            ctx: None,
+            device,
+            step,
             prefix_cache: true,
             sequences: 1,
             fewer_will_do: false,
+            step_time: None,
             cache_tokens: None,
             requests_bytes: 0,
             resident_bytes: None,
             prompts: None,
             sums_inputs: false,
-        })
+            draft: DraftArgs::default(),
+        }
     }
 
-    /// The same on the CPU, which takes the place of a GPU.
+    /// Returns the same on the CPU, which takes the place of a GPU.
     pub(super) fn on_cpu(&self, why: &anyhow::Error) -> EngineSetup {
         EngineSetup { device: Device::cpu_because(out::chain(why)), ..self.clone() }
     }
 
-    /// Whether the CPU takes the place of the device where that cannot be used: nobody named the GPU, or said how much
-    /// of it may be taken.
+    /// Returns whether the CPU takes the place of the device where that cannot be used: the GPU was not named, nor was
+    /// how much of it may be taken.
     pub(super) fn may_fall_back(&self) -> bool {
         self.device.chosen.is_some() && self.step.gpu_memory.is_none()
     }
 
-    /// The backend and the name that tables show for it.
+    /// Returns the backend and the name that tables show for it.
     pub(super) fn backend(&self, checkpoint: &Checkpoint, plan: &Plan) -> Result<(Box<dyn Backend>, String)> {
-        if self.kind() == BackendKind::Reference {
-            return Ok((Box::new(Reference), "reference".into()));
-        }
-        let cache = self.cache();
-        if self.kind() == BackendKind::Metal {
-            if let Some(why) = metal::device().map_or_else(Some, |device| device.unusable) {
-                bail!("use Metal: {why} (--backend cpu takes the CPU)");
+        match self.kind() {
+            Chosen::Reference if self.step.cache_type.has_blocks() => {
+                Ok((Box::new(Rounded(self.step.cache_type)), "reference".into()))
             }
-            let maps_weights = !matches!(self.step.copy_weights, CopyArg::All | CopyArg::Dense);
-            let mut metal = Metal::system(cache, maps_weights);
-            metal.tuning = tested(&metal, plan)?;
-            if self.sums_inputs {
-                metal.tuning.off = metal::Off::ALL;
+            Chosen::Reference => Ok((Box::new(Reference), "reference".into())),
+            Chosen::Cpu => {
+                let cpu = self.cpu(self.residency(checkpoint, plan))?;
+                Ok((Box::new(cpu), cpu_name(&cpu)))
             }
-            return Ok((Box::new(metal), "Metal".into()));
+            Chosen::Cuda => Ok((Box::new(self.cuda()), "CUDA".into())),
+            Chosen::Metal => Ok((Box::new(self.metal(plan)?), "Metal".into())),
         }
-        if self.kind() == BackendKind::Cuda {
-            return Ok((Box::new(self.cuda()), "CUDA".into()));
-        }
-        let cpu = self.cpu(self.residency(checkpoint, plan))?;
-        Ok((Box::new(cpu), cpu_name(&cpu)))
     }
 
-    /// The GPU, with all weights.
+    /// Returns the GPU of a Mac, with the kernels that pass their tests on it.
+    fn metal(&self, plan: &Plan) -> Result<Metal> {
+        if let Some(why) = metal::device().map_or_else(Some, |device| device.unusable) {
+            bail!("failed to use Metal: {why} (--backend cpu selects the CPU)");
+        }
+        let maps_weights = match self.step.copy_weights {
+            CopyArg::Auto | CopyArg::None => true,
+            CopyArg::Dense | CopyArg::All => false,
+        };
+        let mut metal = Metal::system(self.step.cache_type, maps_weights);
+        metal.tuning = tested(&metal, plan)?;
+        if self.sums_inputs {
+            metal.tuning.off = metal::Off::ALL;
+        }
+        Ok(metal)
+    }
+
+    /// Returns the NVIDIA GPU, with all weights.
     pub fn cuda(&self) -> Cuda {
         let cubins = machine::cache_folder().map(|folder| folder.join("cuda"));
-        // For work on kernels: sources that take the place of the embedded ones.
-        let kernels = std::env::var_os("MOEBIUS_KERNELS").map(Into::into);
-        let (device, cache, ahead) = (self.device.ordinal, self.cache(), machine::kernels_folder());
-        let progress = Some(cuda::Progress(machine::show_compiling));
+        let (kernels, ahead) = (machine::kernel_sources(), machine::kernels_folder());
+        let (device, cache, progress) =
+            (self.device.ordinal, self.step.cache_type, Some(cuda::Progress(machine::show_compiling)));
         Cuda { device, cache, cubins, kernels, ahead, progress, host: None }
     }
 
-    /// What makes a GPU with so many bytes of routed experts, the CPU beside it.
+    /// Returns what makes a GPU with this many bytes of routed experts, the CPU alongside it.
     fn split_cuda(&self) -> Result<impl Fn(usize) -> Cuda> {
         let residency = if self.step.copy_weights == CopyArg::All { Policy::CopyAll } else { Policy::Mapped };
         let (cuda, cpu, moves) = (
@@ -130,18 +180,15 @@ impl EngineSetup {
         Ok(move |room| Cuda { host: Some(Host { room, copies_from: None, cpu, moves }), ..cuda.clone() })
     }
 
-    /// Whether routed experts may stay in host memory: the model has some, and a GPU computes.
+    /// Returns whether routed experts may stay in host memory: the model has some, and a GPU computes.
     fn may_split(&self, plan: &Plan) -> Result<bool> {
-        let is_cuda = self.kind() == BackendKind::Cuda;
-        ensure!(
-            is_cuda || self.step.gpu_memory.is_none(),
-            "keep within --gpu-memory: that is for NVIDIA GPUs, add --backend cuda"
-        );
+        let is_cuda = self.kind() == Chosen::Cuda;
+        ensure!(is_cuda || self.step.gpu_memory.is_none(), "--gpu-memory requires --backend cuda");
         Ok(is_cuda && plan.has_experts())
     }
 
-    /// The GPU and its plan where it does not hold all weights and routed experts can stay in host memory. A GPU that
-    /// nobody named has to hold a context of a habit's length besides.
+    /// Returns the GPU and its plan where it does not hold all weights and routed experts can stay in host memory. A
+    /// GPU that was not named has to hold a context of a habit's length besides.
     pub fn split(&self, checkpoint: &Checkpoint, plan: &ValidPlan) -> Result<Option<(Cuda, ValidPlan, Budget, Fit)>> {
         if !self.may_split(plan)? {
             return Ok(None);
@@ -173,8 +220,8 @@ impl EngineSetup {
         }
     }
 
-    /// The same, with experts in host memory that `--memory` holds: all of them, or some, the others being read from
-    /// disk when they are wanted.
+    /// Returns the same, with experts in host memory that `--memory` holds: all of them, or some, the others being read
+    /// from disk when they are requested.
     fn fit_host(&self, checkpoint: &Checkpoint, cuda: Cuda, plan: &ValidPlan, limits: Limits) -> Result<Cuda> {
         let (Some(_), Some(bytes), Some(host)) = (self.step.gpu_memory, self.step.memory, cuda.host) else {
             return Ok(cuda);
@@ -187,8 +234,8 @@ impl EngineSetup {
         }
         ensure!(
             self.step.copy_weights == CopyArg::Auto && is_on_disk(checkpoint),
-            "keep within --memory: experts can be read from disk where the model is in files of its own and \
-             --copy-weights does not say where weights are to be"
+            "--memory is too little for all experts: reading them from disk requires a model in files and no \
+             --copy-weights"
         );
         let with = |slabs| {
             let cpu = Cpu { residency: Policy::Stream { slabs }, ..host.cpu };
@@ -197,7 +244,7 @@ impl EngineSetup {
         memory::fit_host(with, plan, limits, budget)
     }
 
-    /// What a split is expected to give, where it is the engine's own choice.
+    /// Returns what a split is expected to give, where it is the engine's own choice.
     ///
     /// # Errors
     /// The CPU alone is expected to be faster.
@@ -211,12 +258,13 @@ impl EngineSetup {
         ensure!(
             shared > alone,
             "the model does not fit {name}, and the CPU is expected to be faster alone: {alone:.1} tok/s against \
-             {shared:.1} (--backend cuda takes both)"
+             {shared:.1} (--backend cuda uses both)"
         );
         Ok(Some(Predicted { shared, alone }))
     }
 
-    /// A GPU that keeps within its promise for one sequence of `positions`, experts in host memory where it must.
+    /// Returns a GPU that keeps within its promise for one sequence of `positions`, experts in host memory where it
+    /// must.
     pub(super) fn whole_split(
         &self,
         model: &Model,
@@ -227,7 +275,7 @@ impl EngineSetup {
         }
         let cuda = self.cuda();
         let plan = cuda.lower(model.plan.clone())?;
-        let (budget, batch) = (self.budget(&plan), self.step.batch(self.kind()));
+        let (budget, batch) = (self.budget(&plan), self.kind().batch(&self.step));
         if let Ok(limits) = memory::fit_whole(&cuda, &plan, batch, positions, budget) {
             return Ok(Some((Box::new(cuda), plan, limits)));
         }
@@ -235,38 +283,46 @@ impl EngineSetup {
         Ok(Some((Box::new(self.fit_host(&model.checkpoint, cuda, &plan, limits)?), plan, limits)))
     }
 
-    /// Elements of the cache.
-    pub fn cache(&self) -> CacheType {
-        match self.step.cache_type {
-            CacheArg::F16 => CacheType::F16,
-            CacheArg::F32 => CacheType::F32,
-        }
+    /// Checks that the device can keep the plan's caches in the types that are asked for.
+    pub fn check_cache(&self, plan: &Plan) -> Result<()> {
+        let cache = self.step.cache_type;
+        let gpu = match self.kind() {
+            Chosen::Cpu | Chosen::Reference => {
+                return cache.misfit(plan).map_or(Ok(()), |what| Err(anyhow!("--cache-type {cache} cannot {what}")));
+            }
+            Chosen::Cuda => "CUDA",
+            Chosen::Metal => "Metal",
+        };
+        ensure!(
+            [CacheType::F16, CacheType::F32].contains(&cache),
+            "--cache-type {cache} requires --backend cpu: {gpu} supports f16 and f32"
+        );
+        Ok(())
     }
 
-    /// The CPU with these residencies.
+    /// Returns the CPU with these residencies.
     fn cpu(&self, residency: Policy) -> Result<Cpu> {
         let isa = match self.step.isa {
             None => Isa::best(),
             Some(IsaArg::Scalar) => Isa::Scalar,
             Some(IsaArg::Avx2) => Isa::Avx2,
             Some(IsaArg::Avx512) => Isa::Avx512,
-            Some(IsaArg::Amx) => Isa::Amx,
             Some(IsaArg::Neon) => Isa::Neon,
             Some(IsaArg::I8mm) => Isa::I8mm,
         };
         isa.check()?;
         let threads = machine::threads(self.threads)?;
-        Ok(Cpu { isa, threads, cache: self.cache(), residency })
+        Ok(Cpu { isa, threads, cache: self.step.cache_type, residency })
     }
 
-    /// Whether experts may be streamed from disk: where a promise is to be kept, experts are in files, and the user
-    /// does not say where weights are to be.
+    /// Returns whether experts may be streamed from disk: where a promise is to be kept, experts are in files, and the
+    /// user does not say where weights are to be.
     fn may_stream(&self, checkpoint: &Checkpoint, plan: &Plan) -> bool {
-        let is_free = self.kind() == BackendKind::Cpu && self.step.copy_weights == CopyArg::Auto;
+        let is_free = self.kind() == Chosen::Cpu && self.step.copy_weights == CopyArg::Auto;
         is_free && self.step.memory.is_some() && plan.has_experts() && is_on_disk(checkpoint)
     }
 
-    /// What is decided where a promise does not hold all weights and experts can be streamed.
+    /// Returns what is decided where a promise does not hold all weights and experts can be streamed.
     fn prepare_streamed(&self, checkpoint: &Checkpoint, plan: &ValidPlan) -> Result<Option<Prepared>> {
         if !self.may_stream(checkpoint, plan) {
             return Ok(None);
@@ -287,12 +343,12 @@ impl EngineSetup {
         Ok(Some(Prepared { backend, name, plan, budget, fit, host_bytes, layout, split, predicted, device, _open }))
     }
 
-    /// What computes.
-    pub(super) fn kind(&self) -> BackendKind {
+    /// Returns what computes.
+    pub(super) fn kind(&self) -> Chosen {
         self.device.kind
     }
 
-    /// Which weights are copied: the user's choice, or what pays.
+    /// Returns which weights are copied: the user's choice, or what pays.
     fn residency(&self, checkpoint: &Checkpoint, plan: &Plan) -> Policy {
         match self.step.copy_weights {
             CopyArg::None => Policy::Mapped,
@@ -302,33 +358,34 @@ impl EngineSetup {
         }
     }
 
-    /// What a user wants of the engine.
+    /// Returns what a user wants of the engine.
     pub fn wish(&self) -> Wish {
         Wish {
             ctx: self.ctx,
             sequences: self.sequences,
             fewer_will_do: self.fewer_will_do,
             cache_tokens: self.cache_tokens,
-            batch: self.step.batch(self.kind()),
+            batch: self.kind().batch(&self.step),
+            drafts: self.drafts(),
         }
     }
 
-    /// The memory that the backend may take: the host's, or the device's.
+    /// Returns the memory that the backend may take: the host's, or the device's.
     fn budget(&self, plan: &ValidPlan) -> Budget {
         match (self.kind(), self.step.memory) {
-            (BackendKind::Metal, None) => {
+            (Chosen::Metal, None) => {
                 // The GPU wires mapped weights too, and 2 GiB are left to the rest of the machine.
                 let bytes = metal::device().map_or(0, |device| device.budget_bytes).saturating_sub(2 << 30);
                 Budget::Promise { bytes, overhead: 0 }
             }
-            (BackendKind::Cuda, _) if self.step.gpu_memory.is_some() => Budget::Promise {
+            (Chosen::Cuda, _) if self.step.gpu_memory.is_some() => Budget::Promise {
                 bytes: self.step.gpu_memory.unwrap_or(0),
                 overhead: device::driver_bytes(self.device.ordinal),
             },
             // Of the GPU alone, as long as nothing says what that is to hold.
-            (BackendKind::Cuda | BackendKind::Metal, Some(bytes)) => Budget::Promise { bytes, overhead: 0 },
-            (BackendKind::Cuda, None) => Budget::Free(device::free_on_device(self.device.ordinal)),
-            (BackendKind::Cpu | BackendKind::Reference | BackendKind::Auto, memory) => {
+            (Chosen::Cuda | Chosen::Metal, Some(bytes)) => Budget::Promise { bytes, overhead: 0 },
+            (Chosen::Cuda, None) => Budget::Free(device::free_on_device(self.device.ordinal)),
+            (Chosen::Cpu | Chosen::Reference, memory) => {
                 Budget::new(memory, plan, self.requests_bytes + self.prompts_bytes(plan), self.resident_bytes)
             }
         }
@@ -337,11 +394,12 @@ impl EngineSetup {
     /// Memory for pieces of prompt caches on their way from and to a folder.
     fn prompts_bytes(&self, plan: &ValidPlan) -> usize {
         let Some(cpu) = self.prompts.as_ref().and_then(|_| self.cpu(Policy::Mapped).ok()) else { return 0 };
-        let units = Units::of(&cpu, plan);
+        let units = Units::of(&cpu, plan, self.drafts());
         prompts::MAX_BUFFERS * units.page.max(units.window_page).max(units.state)
     }
 
-    /// A backend with streamed experts for one sequence of `positions`, where a promise does not hold all weights.
+    /// Returns a backend with streamed experts for one sequence of `positions`, where a promise does not hold all
+    /// weights.
     pub(super) fn whole_streamed(
         &self,
         model: &Model,
@@ -352,7 +410,7 @@ impl EngineSetup {
         }
         let cpu = self.cpu(Policy::Mapped)?;
         let plan = cpu.lower(model.plan.clone())?;
-        let (budget, batch) = (Budget::new(self.step.memory, &plan, 0, None), self.step.batch(self.kind()));
+        let (budget, batch) = (Budget::new(self.step.memory, &plan, 0, None), self.kind().batch(&self.step));
         if memory::fit_whole(&cpu, &plan, batch, positions, budget).is_ok() {
             return Ok(None);
         }
@@ -361,8 +419,8 @@ impl EngineSetup {
         Ok(Some((Box::new(cpu), plan, limits)))
     }
 
-    /// The backend, the plan that it runs, and the limits that the memory holds. The CPU takes the place of a GPU that
-    /// nobody named and that the model does not fit.
+    /// Returns the backend, the plan that it runs, and the limits that the memory holds. The CPU takes the place of a
+    /// GPU that was not named and that the model does not fit.
     pub fn prepare(&self, checkpoint: &Checkpoint, plan: ValidPlan) -> Result<Prepared> {
         if self.may_fall_back() {
             return match self.prepare_here(checkpoint, plan.clone()) {
@@ -374,16 +432,21 @@ impl EngineSetup {
     }
 
     fn prepare_here(&self, checkpoint: &Checkpoint, plan: ValidPlan) -> Result<Prepared> {
+        self.check_drafts(&plan)?;
         if let (None, Some(bytes)) = (self.resident_bytes, machine::resident_memory()) {
             // One look at what the process takes, for all that is decided: a second one may find more.
             return EngineSetup { resident_bytes: Some(bytes), ..self.clone() }.prepare_here(checkpoint, plan);
         }
+        self.check_cache(&plan)?;
         if let Some(prepared) = self.prepare_streamed(checkpoint, &plan)? {
             return Ok(prepared);
         }
         let open = match self.kind() {
-            BackendKind::Cuda => Some(cuda::Open::new(self.device.ordinal).map_err(|why| anyhow!("use CUDA: {why}"))?),
-            _ => None,
+            Chosen::Cuda => {
+                let open = cuda::Open::new(self.device.ordinal);
+                Some(open.map_err(|why| anyhow!("failed to use CUDA: {why}"))?)
+            }
+            Chosen::Reference | Chosen::Cpu | Chosen::Metal => None,
         };
         if let Some((cuda, plan, budget, fit)) = self.split(checkpoint, &plan)? {
             let (split, layout, device) = (cuda.split(&plan), cuda.host_layout(&plan), self.device.clone());
@@ -418,8 +481,8 @@ impl EngineSetup {
         Ok(Prepared { backend, name, plan, budget, fit, host_bytes, layout, split, predicted, device, _open })
     }
 
-    /// The program of what is prepared. Where a GPU that nobody named fails to start, the CPU takes its place and
-    /// `plan` is prepared anew.
+    /// Returns the program of what is prepared. Where a GPU that was not named fails to start, the CPU takes its place
+    /// and `plan` is prepared anew.
     pub(super) fn compile(
         &self,
         checkpoint: &Arc<Checkpoint>,
@@ -440,18 +503,18 @@ impl EngineSetup {
     }
 }
 
-/// Whether experts can be read from files while others run.
+/// Returns whether experts can be read from files while others run.
 fn is_on_disk(checkpoint: &Checkpoint) -> bool {
     checkpoint.files().iter().all(|file| file.identity().is_some() || file.is_repacked())
 }
 
-/// What tables show for the CPU.
+/// Returns what tables show for the CPU.
 fn cpu_name(cpu: &Cpu) -> String {
     format!("CPU {}", cpu.isa.name())
 }
 
-/// The kernels that are right on this Mac's GPU: products in every form with the types of a plan, and every other kind.
-/// That all are is kept in the cache folder, by GPU, system, version and what a plan has.
+/// Returns the kernels that are right on this Mac's GPU: products in every form with the types of a plan, and every
+/// other kind. That all are is kept in the cache folder, by GPU, system, version and what a plan has.
 fn tested(metal: &Metal, plan: &Plan) -> Result<metal::Tuning> {
     let device = metal::device().map_or_else(|why| why, |device| device.name);
     let system = sysinfo::System::long_os_version().unwrap_or_default();
@@ -461,7 +524,7 @@ fn tested(metal: &Metal, plan: &Plan) -> Result<metal::Tuning> {
     let kinds = metal::kinds(plan).join(", ");
     let key = format!("{device}; {system}; {}; {}; {kinds}\n", env!("CARGO_PKG_VERSION"), types.join(" "));
     let kept = machine::cache_folder().map(|folder| folder.join("metal-tested"));
-    let known = kept.as_ref().and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
+    let known = kept.as_ref().and_then(|path| crate::input::found(path, 1 << 20).ok()).unwrap_or_default();
     if known.lines().any(|line| line == key.trim_end()) {
         return Ok(metal.tuning);
     }
@@ -507,31 +570,43 @@ struct Predicted {
 }
 
 impl Prepared {
-    /// What the model will take.
-    pub fn held(&self) -> Held {
-        let (bytes, later) = (self.fit.footprint.total(), memory::later_bytes(self.plan.n_vocab));
-        match self.device.kind {
-            BackendKind::Cuda => {
-                Held { host: self.host_bytes + later, gpu: bytes + KERNELS, ordinal: self.device.ordinal }
-            }
-            _ => Held { host: bytes + later, ..Held::default() },
+    /// Returns the target for the time of a step, [`Duration::MAX`] for none: `wanted`, or what keeps answers fluent.
+    /// A single sequence makes no other wait. Where experts are read from disk, short steps would read as many.
+    pub fn step_time(&self, wanted: Option<Duration>) -> Duration {
+        let default = match self.device.kind {
+            _ if self.fit.sequences == 1 || !self.layout.layers.is_empty() => Duration::MAX,
+            Chosen::Cuda | Chosen::Metal => Duration::from_millis(25),
+            Chosen::Cpu | Chosen::Reference => Duration::from_millis(100),
+        };
+        match wanted {
+            Some(Duration::ZERO) => Duration::MAX,
+            wanted => wanted.unwrap_or(default),
         }
     }
 
-    /// What computes where nobody said, and what is where when experts do not lie with the other weights: a sentence
-    /// each.
+    /// Returns what the model will take.
+    pub fn held(&self) -> Held {
+        let (bytes, later) = (self.fit.footprint.total(), memory::later_bytes(self.plan.n_vocab));
+        match self.device.kind {
+            Chosen::Cuda => Held { host: self.host_bytes + later, gpu: bytes + KERNELS, ordinal: self.device.ordinal },
+            Chosen::Reference | Chosen::Cpu | Chosen::Metal => Held { host: bytes + later, ..Held::default() },
+        }
+    }
+
+    /// Returns what computes where no one said, and what is where when experts are not with the other weights: a
+    /// sentence each.
     pub fn placement(&self) -> Vec<String> {
         if let (Some(name), Some(Predicted { shared, alone })) = (&self.device.chosen, self.predicted) {
             let parted = self.parted().unwrap_or_default();
             return vec![format!(
                 "computing on {name} and the CPU, {shared:.1} tok/s expected, {alone:.1} on the CPU alone (--backend \
-                 cpu takes that): {parted}"
+                 cpu selects that): {parted}"
             )];
         }
         [self.device.note(), self.parted()].into_iter().flatten().collect()
     }
 
-    /// What is where when experts are streamed or stay in host memory.
+    /// Returns what is where when experts are streamed or stay in host memory.
     fn parted(&self) -> Option<String> {
         let Budget::Promise { bytes, .. } = self.budget else { return None };
         if self.split.host().next().is_some() {
@@ -544,11 +619,11 @@ impl Prepared {
                 false => {
                     let (n, all) = (self.layout.n_slabs(), self.layout.n_experts());
                     let slabs = shown(self.layout.slab_bytes());
-                    format!("are read from disk but for {n} of {all} experts ({slabs}) in host memory")
+                    format!("are read from disk, except for {n} of {all} experts ({slabs}) in host memory")
                 }
             };
             return Some(format!(
-                "{} of GPU memory: {dense} of weights that every token reads and the routed experts of {} of {all} \
+                "{} of GPU memory: {dense} of weights that every token uses and the routed experts of {} of {all} \
                  layers ({on_device}); those of {n_host} layers ({on_host}) {place}; a context of {} positions",
                 shown(bytes),
                 all - n_host,
@@ -562,7 +637,7 @@ impl Prepared {
         let [bytes, dense, slabs] = [bytes, dense, self.layout.slab_bytes()].map(|n| machine::bytes(n as u64));
         let (n, all) = (self.layout.n_slabs(), self.layout.n_experts());
         Some(format!(
-            "--memory {bytes}: {dense} of weights that every token reads and {n} of {all} experts ({slabs}) in memory, \
+            "--memory {bytes}: {dense} of weights that every token uses and {n} of {all} experts ({slabs}) in memory, \
              the other experts are read from disk; a context of {} positions",
             self.fit.limits.max_positions
         ))

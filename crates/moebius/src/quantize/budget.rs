@@ -93,7 +93,7 @@ impl Ladders {
     }
 }
 
-/// The costs of all types of the ladder for tensor `i`, fewest bytes first.
+/// Returns the costs of all types of the ladder for tensor `i`, fewest bytes first.
 fn costs(job: &Job, i: usize) -> Result<Vec<Cost>> {
     let tensor = &job.source.tensors()[i];
     let small: &[WeightType] = if job.targets[i].importance.is_some() { &BY_IMPORTANCE } else { &[] };
@@ -125,7 +125,7 @@ fn costs(job: &Job, i: usize) -> Result<Vec<Cost>> {
     Ok(costs)
 }
 
-/// The costs that no other is better than, and whose steps save less and less error for a byte.
+/// Returns the costs that no other is better than, and whose steps save less and less error for a byte.
 fn hull(costs: Vec<Cost>) -> Vec<Cost> {
     let mut hull: Vec<Cost> = Vec::new();
     for cost in costs {
@@ -152,7 +152,7 @@ fn rate(from: &Cost, to: &Cost) -> f64 {
     (from.error - to.error) / (to.bytes - from.bytes) as f64
 }
 
-/// The step of each ladder, reached with at most `room` more bytes than the first steps take.
+/// Returns the step of each ladder, reached with at most `room` more bytes than the first steps take.
 fn climb(ladders: &[Vec<Cost>], mut room: usize) -> Vec<usize> {
     let mut steps = vec![0; ladders.len()];
     let mut is_done = vec![false; ladders.len()];
@@ -171,7 +171,7 @@ fn climb(ladders: &[Vec<Cost>], mut room: usize) -> Vec<usize> {
     }
 }
 
-/// The kind that a file of mixed types is said to be: the one of the type that most bytes are in.
+/// Returns the kind that a file of mixed types is said to be: the one of the type that most bytes are in.
 pub fn file_type(job: &Job) -> &'static FileType {
     const USUAL: [&str; 11] =
         ["IQ2_XXS", "IQ2_M", "Q2_K", "IQ3_XXS", "IQ3_S", "Q3_K_M", "IQ4_XS", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"];

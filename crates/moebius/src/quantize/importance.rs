@@ -36,7 +36,7 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Whether no router chose matrix `i`: all its tokens, if it has any, were forced.
+    /// Returns whether no router chose matrix `i`: all its tokens, if it has any, were forced.
     pub fn is_unreached(&self, i: usize) -> bool {
         self.counts[i] == self.forced.get(i).copied().unwrap_or(0.0)
     }
@@ -59,16 +59,16 @@ impl Importance {
     pub fn read(path: &Path) -> Result<Importance> {
         let mut magic = [0; 4];
         let opened = std::fs::File::open(path).and_then(|mut file| std::io::Read::read_exact(&mut file, &mut magic));
-        opened.with_context(|| format!("read {}", path.display()))?;
+        opened.with_context(|| format!("failed to read {}", path.display()))?;
         let mut read = if &magic == b"GGUF" { Self::read_gguf(path)? } else { Self::read_dat(path)? };
         read.file = path.display().to_string();
         for (name, sums) in &read.entries {
             let is_bad = |v: &&f32| !v.is_finite() || **v < 0.0;
             if let Some(v) = sums.squares.iter().chain(&sums.counts).chain(&sums.forced).find(is_bad) {
-                bail!("read {}: {name} has {v} among its sums, 0 or more wanted", read.file);
+                bail!("failed to read {}: {name} has {v} among its sums, expected 0 or more", read.file);
             }
         }
-        ensure!(!read.entries.is_empty(), "read {}: it holds no importances", read.file);
+        ensure!(!read.entries.is_empty(), "failed to read {}: it holds no importances", read.file);
         Ok(read)
     }
 
@@ -76,10 +76,16 @@ impl Importance {
         let file = checkpoint::open_with(path, checkpoint::Open { map: false, ..Default::default() })?;
         let meta = file.meta();
         let kind = meta.opt_str("general.type")?.unwrap_or("model");
-        ensure!(kind == "imatrix", "read {}: general.type is {kind}, imatrix wanted", path.display());
+        ensure!(kind == "imatrix", "failed to read {}: general.type is {kind}, expected imatrix", path.display());
         let numbers = |name: &str| -> Result<Vec<f32>> {
-            let info = file.find(name)?.with_context(|| format!("read {}: {name} is missing", path.display()))?;
-            ensure!(info.dtype == WeightType::F32, "read {}: {name} is {}, f32 wanted", path.display(), info.dtype);
+            let info =
+                file.find(name)?.with_context(|| format!("failed to read {}: {name} is missing", path.display()))?;
+            ensure!(
+                info.dtype == WeightType::F32,
+                "failed to read {}: {name} is {}, expected f32",
+                path.display(),
+                info.dtype
+            );
             let mut bytes = vec![0; info.len];
             file.read(&info.extents(), &mut bytes)?;
             Ok(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
@@ -94,10 +100,14 @@ impl Importance {
                 forced: if file.find(&forced)?.is_some() { numbers(&forced)? } else { Vec::new() },
             };
             let (n, n_mat) = (sums.squares.len(), sums.counts.len());
-            ensure!(n.is_multiple_of(n_mat), "read {}: {name} has {n} sums and {n_mat} counts", path.display());
+            ensure!(
+                n.is_multiple_of(n_mat),
+                "failed to read {}: {name} has {n} sums and {n_mat} counts",
+                path.display()
+            );
             let fits = sums.forced.is_empty()
                 || sums.forced.len() == n_mat && sums.forced.iter().zip(&sums.counts).all(|(forced, n)| forced <= n);
-            ensure!(fits, "read {}: {forced} does not fit the {n_mat} counts", path.display());
+            ensure!(fits, "failed to read {}: {forced} does not fit the {n_mat} counts", path.display());
             entries.insert(name.to_string(), sums);
         }
         let datasets = meta.opt_strings("imatrix.datasets")?;
@@ -112,9 +122,9 @@ impl Importance {
 
     fn read_dat(path: &Path) -> Result<Importance> {
         let size = std::fs::metadata(path).map_or(0, |meta| meta.len());
-        ensure!(size <= MAX_BYTES, "read {}: {size} bytes are no file of importances", path.display());
+        ensure!(size <= MAX_BYTES, "failed to read {}: {size} bytes are no file of importances", path.display());
         let bytes = input::bytes(path)?;
-        let broken = || format!("read {}: it ends early, or is no file of importances", path.display());
+        let broken = || format!("failed to read {}: it ends early, or is no file of importances", path.display());
         let mut rest = bytes.as_slice();
         let mut take = |n: usize| -> Result<&[u8]> {
             let (head, tail) = rest.split_at_checked(n).with_context(broken)?;
@@ -158,7 +168,12 @@ impl Importance {
             (shape[..shape.len().saturating_sub(2)].iter().product::<usize>(), shape[shape.len() - 1]);
         let n = n_mat.checked_mul(n_cols).unwrap_or(0);
         let fits = sums.squares.len() == n && (sums.counts.len() == n_mat || sums.counts.len() == 1);
-        ensure!(fits, "read {}: {name} has {} sums, {n_mat} x {n_cols} wanted", self.file, sums.squares.len());
+        ensure!(
+            fits,
+            "failed to read {}: {name} has {} sums, expected {n_mat} x {n_cols}",
+            self.file,
+            sums.squares.len()
+        );
         let count = |i: usize| f64::from(if sums.counts.len() == 1 { sums.counts[0] } else { sums.counts[i] });
         // Tokens that were forced say what their own expert makes of them, not what the layer sees.
         let chosen: Vec<usize> = (0..n_mat).filter(|&i| sums.counts.len() == 1 || !sums.is_unreached(i)).collect();

@@ -9,9 +9,51 @@ use checkpoint::{Metadata, Value};
 use quant::WeightType;
 use regex::Regex;
 
-/// A kind of file, as `general.file_type` numbers it.
+/// The mixes: names of file types that stand for a choice of types, and the plain types.
+#[allow(non_camel_case_types)] // As users write them.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mix {
+    IQ1_S,
+    IQ1_M,
+    TQ1_0,
+    TQ2_0,
+    IQ2_XXS,
+    IQ2_XS,
+    IQ2_S,
+    IQ2_M,
+    Q2_K_S,
+    Q2_K,
+    IQ3_XXS,
+    IQ3_XS,
+    Q3_K_S,
+    IQ3_S,
+    IQ3_M,
+    Q3_K_M,
+    Q3_K_L,
+    MXFP4,
+    NVFP4,
+    IQ4_XS,
+    IQ4_NL,
+    Q4_0,
+    Q4_1,
+    Q4_K_S,
+    Q4_K_M,
+    Q5_0,
+    Q5_1,
+    Q5_K_S,
+    Q5_K_M,
+    Q6_K,
+    Q8_0,
+    BF16,
+    F16,
+    F32,
+}
+
+/// A file type, as `general.file_type` numbers it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FileType {
+    pub mix: Mix,
     pub name: &'static str,
     /// `llama_ftype` of llama.cpp's `llama.h`.
     pub id: u32,
@@ -19,59 +61,62 @@ pub struct FileType {
     pub base: WeightType,
 }
 
-impl FileType {
-    /// Whether it is of the mixes of about two bits and less, which have rules of their own.
-    fn is_tiny(&self) -> bool {
-        ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M"].contains(&self.name)
+impl Mix {
+    /// Returns whether it has about two bits or less, which has its own rules.
+    fn is_tiny(self) -> bool {
+        matches!(self, Mix::IQ1_S | Mix::IQ1_M | Mix::IQ2_XXS | Mix::IQ2_XS | Mix::IQ2_S | Mix::IQ2_M)
     }
 }
 
-const fn file(name: &'static str, id: u32, base: WeightType) -> FileType {
-    FileType { name, id, base }
+/// A row of the table of file types; mix and name are the same word.
+macro_rules! file {
+    ($mix:ident, $id:expr, $base:expr) => {
+        FileType { mix: Mix::$mix, name: stringify!($mix), id: $id, base: $base }
+    };
 }
 
 /// All kinds that are written, smallest first, then the floats.
 pub const FILE_TYPES: [FileType; 34] = [
-    file("IQ1_S", 24, WeightType::IQ1_S),
-    file("IQ1_M", 31, WeightType::IQ1_M),
-    file("TQ1_0", 36, WeightType::TQ1_0),
-    file("TQ2_0", 37, WeightType::TQ2_0),
-    file("IQ2_XXS", 19, WeightType::IQ2_XXS),
-    file("IQ2_XS", 20, WeightType::IQ2_XS),
-    file("IQ2_S", 28, WeightType::IQ2_XS),
-    file("IQ2_M", 29, WeightType::IQ2_S),
-    file("Q2_K_S", 21, WeightType::Q2_K),
-    file("Q2_K", 10, WeightType::Q2_K),
-    file("IQ3_XXS", 23, WeightType::IQ3_XXS),
-    file("IQ3_XS", 22, WeightType::IQ3_S),
-    file("Q3_K_S", 11, WeightType::Q3_K),
-    file("IQ3_S", 26, WeightType::IQ3_S),
-    file("IQ3_M", 27, WeightType::IQ3_S),
-    file("Q3_K_M", 12, WeightType::Q3_K),
-    file("Q3_K_L", 13, WeightType::Q3_K),
-    file("MXFP4", 38, WeightType::MXFP4),
-    file("NVFP4", 39, WeightType::NVFP4),
-    file("IQ4_XS", 30, WeightType::IQ4_XS),
-    file("IQ4_NL", 25, WeightType::IQ4_NL),
-    file("Q4_0", 2, WeightType::Q4_0),
-    file("Q4_1", 3, WeightType::Q4_1),
-    file("Q4_K_S", 14, WeightType::Q4_K),
-    file("Q4_K_M", 15, WeightType::Q4_K),
-    file("Q5_0", 8, WeightType::Q5_0),
-    file("Q5_1", 9, WeightType::Q5_1),
-    file("Q5_K_S", 16, WeightType::Q5_K),
-    file("Q5_K_M", 17, WeightType::Q5_K),
-    file("Q6_K", 18, WeightType::Q6_K),
-    file("Q8_0", 7, WeightType::Q8_0),
-    file("BF16", 32, WeightType::BF16),
-    file("F16", 1, WeightType::F16),
-    file("F32", 0, WeightType::F32),
+    file!(IQ1_S, 24, WeightType::IQ1_S),
+    file!(IQ1_M, 31, WeightType::IQ1_M),
+    file!(TQ1_0, 36, WeightType::TQ1_0),
+    file!(TQ2_0, 37, WeightType::TQ2_0),
+    file!(IQ2_XXS, 19, WeightType::IQ2_XXS),
+    file!(IQ2_XS, 20, WeightType::IQ2_XS),
+    file!(IQ2_S, 28, WeightType::IQ2_XS),
+    file!(IQ2_M, 29, WeightType::IQ2_S),
+    file!(Q2_K_S, 21, WeightType::Q2_K),
+    file!(Q2_K, 10, WeightType::Q2_K),
+    file!(IQ3_XXS, 23, WeightType::IQ3_XXS),
+    file!(IQ3_XS, 22, WeightType::IQ3_S),
+    file!(Q3_K_S, 11, WeightType::Q3_K),
+    file!(IQ3_S, 26, WeightType::IQ3_S),
+    file!(IQ3_M, 27, WeightType::IQ3_S),
+    file!(Q3_K_M, 12, WeightType::Q3_K),
+    file!(Q3_K_L, 13, WeightType::Q3_K),
+    file!(MXFP4, 38, WeightType::MXFP4),
+    file!(NVFP4, 39, WeightType::NVFP4),
+    file!(IQ4_XS, 30, WeightType::IQ4_XS),
+    file!(IQ4_NL, 25, WeightType::IQ4_NL),
+    file!(Q4_0, 2, WeightType::Q4_0),
+    file!(Q4_1, 3, WeightType::Q4_1),
+    file!(Q4_K_S, 14, WeightType::Q4_K),
+    file!(Q4_K_M, 15, WeightType::Q4_K),
+    file!(Q5_0, 8, WeightType::Q5_0),
+    file!(Q5_1, 9, WeightType::Q5_1),
+    file!(Q5_K_S, 16, WeightType::Q5_K),
+    file!(Q5_K_M, 17, WeightType::Q5_K),
+    file!(Q6_K, 18, WeightType::Q6_K),
+    file!(Q8_0, 7, WeightType::Q8_0),
+    file!(BF16, 32, WeightType::BF16),
+    file!(F16, 1, WeightType::F16),
+    file!(F32, 0, WeightType::F32),
 ];
 
 /// Other names of the same kinds.
 const ALIASES: [(&str, &str); 4] = [("Q3_K", "Q3_K_M"), ("Q4_K", "Q4_K_M"), ("Q5_K", "Q5_K_M"), ("MXFP4_MOE", "MXFP4")];
 
-/// The kind of file of this name, in any case.
+/// Returns the kind of file of this name, in any case.
 ///
 /// # Errors
 /// There is none; lists them.
@@ -82,12 +127,12 @@ pub fn file_type(name: &str) -> Result<&'static FileType> {
         Some(file) => Ok(file),
         None => {
             let names: Vec<&str> = FILE_TYPES.iter().map(|file| file.name).collect();
-            bail!("choose a type: {name} is none of {}", names.join(", "))
+            bail!("failed to choose a type: {name} is none of {}", names.join(", "))
         }
     }
 }
 
-/// The weight type of this name, in any case.
+/// Returns the weight type of this name, in any case.
 fn weight_type(name: &str) -> Result<WeightType> {
     let lower = name.to_ascii_lowercase();
     match WeightType::GGUF.into_iter().find(|t| t.name() == lower) {
@@ -105,7 +150,7 @@ pub struct Override {
 }
 
 impl Override {
-    /// Whether it speaks of the tensor of this name.
+    /// Returns whether it speaks of the tensor of this name.
     pub fn matches(&self, name: &str) -> bool {
         self.pattern.is_match(name)
     }
@@ -215,14 +260,14 @@ const KEPT: [&str; 17] = [
     ".patch_merger",
 ];
 
-/// Whether a tensor is a matrix that may change its type.
+/// Returns whether a tensor is a matrix that may change its type.
 pub fn may_change(tensor: &Tensor) -> bool {
     // Axes of length 1 at the slow end are none.
     let n_axes = tensor.shape.len() - tensor.shape.iter().take_while(|&&n| n == 1).count();
     n_axes >= 2 && tensor.name.ends_with("weight") && !KEPT.iter().any(|part| tensor.name.contains(part))
 }
 
-/// Whether a matrix makes the logits: the output, or the embedding that is the output too.
+/// Returns whether a matrix makes the logits: the output, or the embedding that is the output too.
 pub fn makes_logits<'a>(name: &str, mut names: impl Iterator<Item = &'a str>) -> bool {
     match Role::of(name) {
         Role::Output => true,
@@ -231,24 +276,24 @@ pub fn makes_logits<'a>(name: &str, mut names: impl Iterator<Item = &'a str>) ->
     }
 }
 
-/// The layers that tensors of these names are in, at least 1.
+/// Returns the layers that tensors of these names are in, at least 1.
 pub fn n_layer<'a>(names: impl Iterator<Item = &'a str>) -> usize {
     names.filter_map(layer).max().map_or(1, |last| last.saturating_add(1))
 }
 
-/// Whether a matrix gets so few bits that they are worth something only where importances say which columns matter:
-/// llama.cpp's rule.
+/// Returns whether a matrix gets so few bits that they are worth something only where importances say which columns
+/// matter: llama.cpp's rule.
 pub fn needs_importance(file: &FileType, name: &str, dtype: WeightType) -> bool {
     use WeightType as T;
     match (Role::of(name), dtype) {
         (Role::Output | Role::Embedding, _) => false,
         (_, T::IQ1_S | T::IQ1_M | T::IQ2_XXS | T::IQ2_XS | T::IQ2_S | T::IQ3_XXS) => true,
-        (_, T::Q2_K) => file.name == "Q2_K_S",
+        (_, T::Q2_K) => file.mix == Mix::Q2_K_S,
         _ => false,
     }
 }
 
-/// The types of all tensors, in their order.
+/// Returns the types of all tensors, in their order.
 ///
 /// # Errors
 /// An override whose pattern matches no matrix; metadata that cannot be read.
@@ -262,7 +307,7 @@ pub fn choose(
     let model = Model::read(meta, tensors, has_importance)?;
     for one in overrides {
         let is_used = tensors.iter().any(|t| may_change(t) && one.matches(t.name));
-        ensure!(is_used, "choose types: --tensor {}: the pattern matches no matrix of the model", one.text);
+        ensure!(is_used, "failed to choose types: --tensor {}: the pattern matches no matrix of the model", one.text);
     }
     // The rules count tensors in order of layers, then of names.
     let mut order: Vec<usize> = (0..tensors.len()).collect();
@@ -290,7 +335,7 @@ pub fn choose(
                 let at = match role {
                     Role::AttentionV => (*n_before, n_values),
                     // Experts of a layer are in one tensor, beside a shared expert's: the layer counts.
-                    Role::FfnUp | Role::FfnGate | Role::FfnDown if model.n_expert > 1 && !file.is_tiny() => {
+                    Role::FfnUp | Role::FfnGate | Role::FfnDown if model.n_expert > 1 && !file.mix.is_tiny() => {
                         (layer(tensor.name).unwrap_or(0), model.n_layer)
                     }
                     _ => (*n_before, model.n_layer),
@@ -309,150 +354,179 @@ pub fn choose(
 /// What is taken in the place of NVFP4 where that cannot be: as many bits.
 const NO_NVFP4: WeightType = WeightType::IQ4_NL;
 
-/// The name of the tensor in which the scales of a matrix of NVFP4 stand; `None` where the matrix has no such name.
+/// Returns the name of the tensor in which the scales of a matrix of NVFP4 stand; `None` where the matrix has no such
+/// name.
 pub fn scale_name(matrix: &str) -> Option<String> {
     Some(format!("{}.scale", matrix.strip_suffix(".weight")?))
 }
 
-/// Whether a matrix or stack can have scales in a tensor beside it.
+/// Returns whether a matrix or stack can have scales in a tensor alongside it.
 fn may_have_scale(tensor: &Tensor, tensors: &[Tensor]) -> bool {
     let is_free = |name: String| tensors.iter().all(|t| t.name != name);
     tensor.shape.len() <= 3 && scale_name(tensor.name).is_some_and(is_free)
 }
 
-/// The layer of `blk.N.`.
+/// Returns the layer of `blk.N.`.
 fn layer(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+}
+
+/// Everything that a rule looks at: the mix, the model, and which matrix of its role it chooses for.
+struct Case<'a> {
+    mix: Mix,
+    base: WeightType,
+    model: &'a Model,
+    /// The `i`th of `n` matrices of its role.
+    i: usize,
+    n: usize,
+}
+
+impl Case<'_> {
+    /// Returns whether the matrix is among the first eighth of its role.
+    fn is_early(&self) -> bool {
+        self.i < self.n / 8
+    }
+
+    /// Returns whether the matrix is in the first or last eighth, or one of every three between.
+    fn is_tender(&self) -> bool {
+        let (i, n) = (self.i, self.n);
+        i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2
+    }
+
+    /// Returns whether at least four query heads share a key head, so that keys and values are small.
+    fn shares_heads(&self) -> bool {
+        self.model.n_group >= 4
+    }
 }
 
 /// llama.cpp's choice for a matrix, the `i`th of `n` of its role.
 fn rule(file: &FileType, model: &Model, tensor: &Tensor, role: Role, (i, n): (usize, usize)) -> WeightType {
     use WeightType as T;
-    let name = file.name;
-    let is = |names: &[&str]| names.contains(&name);
-    let n_cols = tensor.shape[tensor.shape.len() - 1];
-    // The first and last eighth, and every third between.
-    let is_tender = i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2;
+    let case = &Case { mix: file.mix, base: file.base, model, i, n };
+    let has_eight = model.n_expert == 8;
     match role {
-        _ if role == Role::Output || role == Role::Embedding && model.is_tied => match () {
-            () if is(&["MXFP4", "NVFP4"]) || !n_cols.is_multiple_of(file.base.block_len()) => T::Q8_0,
-            () if file.base == T::Q8_0 => T::Q8_0,
-            () if file.is_tiny() || name == "IQ3_XXS" => T::Q5_K,
-            () => T::Q6_K,
-        },
-        _ if name == "MXFP4" => match tensor.shape {
+        Role::Output => output_rule(case, tensor),
+        Role::Embedding if model.is_tied => output_rule(case, tensor),
+        _ if file.mix == Mix::MXFP4 => match tensor.shape {
             [n_expert, _, _] if *n_expert > 1 => T::MXFP4,
             _ => T::Q8_0,
         },
-        Role::Embedding if name == "NVFP4" => T::Q8_0,
-        Role::Output | Role::Embedding => match name {
-            "IQ1_S" | "IQ1_M" | "IQ2_XXS" | "IQ2_XS" => T::Q2_K,
-            "IQ2_S" | "IQ2_M" | "IQ3_XXS" => T::IQ3_S,
-            "TQ1_0" | "TQ2_0" => T::Q4_K,
+        Role::Embedding => match file.mix {
+            Mix::NVFP4 => T::Q8_0,
+            Mix::IQ1_S | Mix::IQ1_M | Mix::IQ2_XXS | Mix::IQ2_XS => T::Q2_K,
+            Mix::IQ2_S | Mix::IQ2_M | Mix::IQ3_XXS => T::IQ3_S,
+            Mix::TQ1_0 | Mix::TQ2_0 => T::Q4_K,
             _ => file.base,
         },
-        _ if file.is_tiny() => tiny_rule(file, model, role, (i, n)),
-        Role::AttentionV => {
-            let chosen = match () {
-                () if name == "Q2_K" => {
-                    if model.n_group >= 4 {
-                        T::Q4_K
-                    } else {
-                        T::Q3_K
-                    }
-                }
-                () if is(&["Q2_K_S", "IQ3_XXS", "IQ3_XS", "IQ3_S"]) && model.n_group >= 4 => T::Q4_K,
-                () if name == "IQ3_XXS" && !model.has_importance => T::IQ3_S,
-                () if name == "IQ3_M" => T::Q4_K,
-                () if name == "Q3_K_M" => {
-                    if i < 2 {
-                        T::Q5_K
-                    } else {
-                        T::Q4_K
-                    }
-                }
-                () if name == "Q3_K_L" => T::Q5_K,
-                () if is(&["IQ4_NL", "IQ4_XS"]) && model.n_group >= 4 => T::Q5_K,
-                () if is(&["Q4_K_M", "Q5_K_M"]) && is_tender => T::Q6_K,
-                () if name == "Q4_K_S" && i < 4 => T::Q5_K,
-                () => file.base,
-            };
-            // Of 80 layers of Llama, whose heads share eightfold, and of 8 experts, this matrix is a small part.
-            let is_llama_70b = model.arch == "llama" && model.n_layer == 80 && model.n_group > 1;
-            match chosen {
-                _ if model.n_expert == 8 => T::Q8_0,
-                T::Q3_K | T::Q4_K if is_llama_70b => T::Q5_K,
-                chosen => chosen,
-            }
-        }
-        Role::AttentionK if model.n_expert == 8 => T::Q8_0,
-        Role::AttentionQ | Role::AttentionK => match name {
-            "IQ3_XS" => T::IQ3_XXS,
-            "IQ3_XXS" => T::IQ2_S,
+        _ if file.mix.is_tiny() => tiny_rule(case, role),
+        Role::AttentionV => values_rule(case),
+        Role::AttentionK if has_eight => T::Q8_0,
+        Role::AttentionQ | Role::AttentionK => match file.mix {
+            Mix::IQ3_XS => T::IQ3_XXS,
+            Mix::IQ3_XXS => T::IQ2_S,
             _ => file.base,
         },
-        Role::FfnUp | Role::FfnGate => match name {
-            "IQ3_XS" if i >= n / 8 && i < 7 * n / 8 => T::IQ3_XXS,
+        Role::FfnUp | Role::FfnGate => match file.mix {
+            Mix::IQ3_XS if !case.is_early() && i < 7 * n / 8 => T::IQ3_XXS,
             _ => file.base,
         },
-        Role::FfnDown => match () {
-            () if name == "Q2_K" => T::Q3_K,
-            () if name == "Q2_K_S" && i < n / 8 => T::Q4_K,
-            () if name == "IQ3_XXS" && !model.has_importance => {
-                if i < n / 8 {
-                    T::Q4_K
-                } else {
-                    T::Q3_K
-                }
-            }
-            () if name == "IQ3_M" && (i < n / 8 || model.n_expert == 8 && is_tender) => T::Q4_K,
-            () if name == "Q3_K_M" => {
-                if i < n / 16 {
-                    T::Q5_K
-                } else {
-                    T::Q4_K
-                }
-            }
-            () if name == "Q3_K_L" => T::Q5_K,
-            () if is(&["Q4_K_M", "Q5_K_M"]) && is_tender => T::Q6_K,
-            () if is(&["IQ4_NL", "IQ4_XS"]) && i < n / 8 && !model.has_importance => T::Q5_K,
-            () if name == "Q4_K_S" && i < n / 8 => T::Q5_K,
-            () if name == "Q4_0" && i < n / 8 && model.has_importance => T::Q4_1,
-            () if name == "Q5_0" && i < n / 8 && model.has_importance => T::Q5_1,
-            () => file.base,
+        Role::FfnDown => down_rule(case),
+        Role::AttentionOut if has_eight => match file.mix {
+            Mix::Q2_K | Mix::Q3_K_S | Mix::Q3_K_M | Mix::IQ4_NL | Mix::IQ4_XS | Mix::Q4_K_S | Mix::Q4_K_M => T::Q5_K,
+            Mix::IQ3_XXS | Mix::IQ3_XS | Mix::IQ3_S | Mix::IQ3_M => T::Q5_K,
+            _ => file.base,
         },
-        Role::AttentionOut if model.n_expert == 8 => {
-            let five = ["Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ4_XS"];
-            if is(&five) || is(&["IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M"]) { T::Q5_K } else { file.base }
-        }
-        Role::AttentionOut => match name {
-            "Q2_K" => T::Q3_K,
-            "IQ3_XXS" => T::IQ3_S,
-            "Q3_K_M" | "IQ3_M" => T::Q4_K,
-            "Q3_K_L" => T::Q5_K,
+        Role::AttentionOut => match file.mix {
+            Mix::Q2_K => T::Q3_K,
+            Mix::IQ3_XXS => T::IQ3_S,
+            Mix::Q3_K_M | Mix::IQ3_M => T::Q4_K,
+            Mix::Q3_K_L => T::Q5_K,
             _ => file.base,
         },
         Role::Other => file.base,
     }
 }
 
-/// llama.cpp's choice for a matrix of the mixes of about two bits and less.
-fn tiny_rule(file: &FileType, model: &Model, role: Role, (i, n): (usize, usize)) -> WeightType {
+/// Returns the choice for the matrix that makes the logits.
+fn output_rule(case: &Case, tensor: &Tensor) -> WeightType {
     use WeightType as T;
-    let more = if ["IQ2_S", "IQ2_M"].contains(&file.name) { T::IQ3_S } else { T::Q2_K };
-    match role {
-        Role::AttentionV if model.n_group >= 4 || model.n_expert >= 4 => T::Q4_K,
-        Role::AttentionV => more,
-        Role::AttentionK if model.n_expert == 8 => T::Q4_K,
-        Role::FfnDown if i < n / 8 => more,
-        Role::AttentionOut if model.n_expert == 8 => T::Q5_K,
-        Role::AttentionOut if ["IQ1_S", "IQ1_M"].contains(&file.name) => T::IQ2_XXS,
-        Role::AttentionOut if more == T::IQ3_S => T::IQ3_S,
-        _ => file.base,
+    let n_cols = tensor.shape[tensor.shape.len() - 1];
+    match case.mix {
+        _ if !n_cols.is_multiple_of(case.base.block_len()) || case.base == T::Q8_0 => T::Q8_0,
+        Mix::MXFP4 | Mix::NVFP4 => T::Q8_0,
+        Mix::IQ3_XXS => T::Q5_K,
+        mix if mix.is_tiny() => T::Q5_K,
+        _ => T::Q6_K,
     }
 }
 
-/// A type whose blocks divide rows of `n_cols`: the wanted one, the nearest of 32-blocks, or F16.
+/// Returns the choice for attention's values.
+fn values_rule(case: &Case) -> WeightType {
+    use WeightType as T;
+    let model = case.model;
+    let chosen = match case.mix {
+        Mix::Q2_K if case.shares_heads() => T::Q4_K,
+        Mix::Q2_K => T::Q3_K,
+        Mix::Q2_K_S | Mix::IQ3_XXS | Mix::IQ3_XS | Mix::IQ3_S if case.shares_heads() => T::Q4_K,
+        Mix::IQ3_XXS if !model.has_importance => T::IQ3_S,
+        Mix::IQ3_M => T::Q4_K,
+        Mix::Q3_K_M if case.i < 2 => T::Q5_K,
+        Mix::Q3_K_M => T::Q4_K,
+        Mix::Q3_K_L => T::Q5_K,
+        Mix::IQ4_NL | Mix::IQ4_XS if case.shares_heads() => T::Q5_K,
+        Mix::Q4_K_M | Mix::Q5_K_M if case.is_tender() => T::Q6_K,
+        Mix::Q4_K_S if case.i < 4 => T::Q5_K,
+        _ => case.base,
+    };
+    // Of 80 layers of Llama, whose heads share eightfold, and of 8 experts, this matrix is a small part.
+    let is_llama_70b = model.arch == "llama" && model.n_layer == 80 && model.n_group > 1;
+    match chosen {
+        _ if model.n_expert == 8 => T::Q8_0,
+        T::Q3_K | T::Q4_K if is_llama_70b => T::Q5_K,
+        chosen => chosen,
+    }
+}
+
+/// Returns the choice for `ffn_down`.
+fn down_rule(case: &Case) -> WeightType {
+    use WeightType as T;
+    let has_importance = case.model.has_importance;
+    match case.mix {
+        Mix::Q2_K => T::Q3_K,
+        Mix::Q2_K_S if case.is_early() => T::Q4_K,
+        Mix::IQ3_XXS if !has_importance && case.is_early() => T::Q4_K,
+        Mix::IQ3_XXS if !has_importance => T::Q3_K,
+        Mix::IQ3_M if case.is_early() || case.model.n_expert == 8 && case.is_tender() => T::Q4_K,
+        Mix::Q3_K_M if case.i < case.n / 16 => T::Q5_K,
+        Mix::Q3_K_M => T::Q4_K,
+        Mix::Q3_K_L => T::Q5_K,
+        Mix::Q4_K_M | Mix::Q5_K_M if case.is_tender() => T::Q6_K,
+        Mix::IQ4_NL | Mix::IQ4_XS if !has_importance && case.is_early() => T::Q5_K,
+        Mix::Q4_K_S if case.is_early() => T::Q5_K,
+        Mix::Q4_0 if has_importance && case.is_early() => T::Q4_1,
+        Mix::Q5_0 if has_importance && case.is_early() => T::Q5_1,
+        _ => case.base,
+    }
+}
+
+/// Returns the choice for a matrix of the mixes of about two bits and less.
+fn tiny_rule(case: &Case, role: Role) -> WeightType {
+    use WeightType as T;
+    let more = if matches!(case.mix, Mix::IQ2_S | Mix::IQ2_M) { T::IQ3_S } else { T::Q2_K };
+    let n_expert = case.model.n_expert;
+    match role {
+        Role::AttentionV if case.shares_heads() || n_expert >= 4 => T::Q4_K,
+        Role::AttentionV => more,
+        Role::AttentionK if n_expert == 8 => T::Q4_K,
+        Role::FfnDown if case.is_early() => more,
+        Role::AttentionOut if n_expert == 8 => T::Q5_K,
+        Role::AttentionOut if matches!(case.mix, Mix::IQ1_S | Mix::IQ1_M) => T::IQ2_XXS,
+        Role::AttentionOut if more == T::IQ3_S => T::IQ3_S,
+        _ => case.base,
+    }
+}
+
+/// Returns a type whose blocks divide rows of `n_cols`: the wanted one, the nearest of 32-blocks, or F16.
 pub fn fitting(wanted: WeightType, n_cols: usize) -> WeightType {
     use WeightType as T;
     if n_cols.is_multiple_of(wanted.block_len()) {

@@ -49,7 +49,7 @@ pub struct Target {
     pub dtype: WeightType,
     /// Importance of each column, `[n_mat, n_cols]`.
     pub importance: Option<Vec<f32>>,
-    /// Whether the model normalises the products.
+    /// Whether the model normalizes the products.
     pub is_normalised: bool,
 }
 
@@ -96,7 +96,7 @@ impl Job<'_> {
     /// Checks what can be known before a byte is read.
     ///
     /// # Errors
-    /// A tensor is quantised and would be quantised anew, which needs `allow_requantize`.
+    /// A tensor is quantized and would be quantized anew, which needs `allow_requantize`.
     pub fn check(&self, allow_requantize: bool) -> Result<()> {
         for (i, (tensor, target)) in self.source.tensors().iter().zip(&self.targets).enumerate() {
             let origin = self.source.origin(i);
@@ -132,7 +132,7 @@ impl Job<'_> {
     /// # Errors
     /// As [`Job::write`].
     pub fn write_in_place(&self, path: &Path, bar: &ProgressBar) -> Result<Vec<Loss>> {
-        let at = || format!("write {}", path.display());
+        let at = || format!("failed to write {}", path.display());
         let mut out = std::io::BufWriter::new(std::fs::File::create_new(path).with_context(at)?);
         let losses = self.stream(&mut out, bar).with_context(at)?;
         std::io::Write::flush(&mut out).with_context(at)?;
@@ -150,7 +150,7 @@ impl Job<'_> {
             let dtype = self.targets[i].dtype;
             let bytes = tensor.bytes_as(dtype).and_then(|bytes| bytes.checked_next_multiple_of(ALIGNMENT));
             let scales = (self.n_scales(i) * SCALE_BYTES).next_multiple_of(ALIGNMENT);
-            Ok(bytes.with_context(|| format!("size tensor {} as {dtype}", tensor.name))? + scales)
+            Ok(bytes.with_context(|| format!("failed to size tensor {} as {dtype}", tensor.name))? + scales)
         };
         let tensors = self.source.tensors().iter().enumerate().map(bytes).sum::<Result<usize>>()?;
         Ok(header.len() + tensors)
@@ -162,7 +162,7 @@ impl Job<'_> {
     /// Blocks of its type do not divide its rows.
     pub fn bytes(&self, i: usize) -> Result<usize> {
         let (tensor, dtype) = (&self.source.tensors()[i], self.targets[i].dtype);
-        let bytes = tensor.bytes_as(dtype).with_context(|| format!("size tensor {}", tensor.name))?;
+        let bytes = tensor.bytes_as(dtype).with_context(|| format!("failed to size tensor {}", tensor.name))?;
         Ok(bytes + self.n_scales(i) * SCALE_BYTES)
     }
 
@@ -218,7 +218,7 @@ impl Job<'_> {
         Ok(losses)
     }
 
-    /// The scales of tensor `i`, which take a pass over its values; none where it has none.
+    /// Returns the scales of tensor `i`, which take a pass over its values; none where it has none.
     fn scales(&self, i: usize) -> Result<Vec<f32>> {
         let mut max = vec![0.0f32; self.n_scales(i)];
         if max.is_empty() {
@@ -304,7 +304,12 @@ fn encode(
     let is_scaled = !room.scaled.is_empty();
     let x = if is_scaled { &room.scaled } else { &room.values };
     let n_bytes = target.dtype.row_bytes(x.len()).with_context(|| {
-        format!("encode tensor {}: blocks of {} do not divide {} columns", tensor.name, target.dtype, tensor.n_cols())
+        format!(
+            "failed to encode tensor {}: blocks of {} do not divide {} columns",
+            tensor.name,
+            target.dtype,
+            tensor.n_cols()
+        )
     })?;
     bytes.resize(n_bytes, 0);
     room.importance.clear();
@@ -335,7 +340,12 @@ fn encode(
     if !source::are_finite(&room.decoded) {
         let i = room.decoded.iter().position(|y| !y.is_finite()).unwrap_or(0);
         let at = range.start + i;
-        anyhow::bail!("encode tensor {}: value {at} is {}, which {} cannot hold", tensor.name, x[i], target.dtype);
+        anyhow::bail!(
+            "failed to encode tensor {}: value {at} is {}, which {} cannot hold",
+            tensor.name,
+            x[i],
+            target.dtype
+        );
     }
     Ok(Loss::of(x, &room.decoded, &room.importance))
 }
@@ -358,7 +368,7 @@ pub fn check_without_importance(source: &dyn Source, file: &mix::FileType, targe
     Ok(())
 }
 
-/// The targets of a source's tensors: types by the mix, importances where a file has them.
+/// Returns the targets of a source's tensors: types by the mix, importances where a file has them.
 ///
 /// # Errors
 /// See [`mix::choose`] and [`Importance::of`].
@@ -381,9 +391,9 @@ pub fn targets(
     source.tensors().iter().zip(types).map(target).collect()
 }
 
-/// Whether a model of these tensors normalises what the named matrix gives, before it is added to anything: the output
-/// of attention in Gemma. (That of its feed-forward networks is normalised too, but gains by scales that lose no length:
-/// Gemma-3-270M in IQ2_XXS has a KL of 0.709 with them there and of 0.720 without.)
+/// Returns whether a model of these tensors normalizes what the named matrix gives, before it is added to anything: the
+/// output of attention in Gemma. (That of its feed-forward networks is normalized too, but scaled without a loss of
+/// length: Gemma-3-270M in IQ2_XXS has a KL of 0.709 with them there and of 0.720 without.)
 fn is_normalised(name: &str, names: &HashSet<&str>) -> bool {
     let Some(layer) = name.strip_suffix(".attn_output.weight") else { return false };
     let has = |norm: &str| names.contains(format!("{layer}.{norm}.weight").as_str());

@@ -40,7 +40,7 @@ pub fn in_order<R: Default, T: Send>(
             let started = std::thread::Builder::new().spawn_scoped(scope, one_by_one);
             // One that the system refuses leaves its work to the others.
             if i == 0 {
-                started.context("start a thread")?;
+                started.context("failed to start a thread")?;
             }
         }
         let mut answers = VecDeque::new();

@@ -35,7 +35,7 @@ pub fn smallest(
     let Some(mut high) = attempt(most, 0)? else { return Ok(()) };
     ensure!(
         high.kl <= target,
-        "reach a mean KL of {target}: the largest mix, {}, has {:.6}",
+        "failed to reach a mean KL of {target}: the largest mix, {}, has {:.6}",
         machine::bytes(high.bytes as u64),
         high.kl
     );
@@ -101,6 +101,6 @@ mod tests {
     #[test]
     fn a_target_that_the_largest_misses_is_an_error() {
         let said = tried(&[300, 1000], 0.009).expect_err("missed").to_string();
-        assert_eq!(said, "reach a mean KL of 0.009: the largest mix, 1.00 kB, has 0.010000");
+        assert_eq!(said, "failed to reach a mean KL of 0.009: the largest mix, 1.00 kB, has 0.010000");
     }
 }

@@ -16,7 +16,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// What chooses its type wants to know.
+    /// Returns what chooses its type wants to know.
     pub fn in_mix(&self) -> super::mix::Tensor<'_> {
         super::mix::Tensor { name: &self.name, shape: &self.shape, dtype: self.dtype }
     }
@@ -44,13 +44,14 @@ impl Tensor {
 
 /// Metadata and tensors in GGUF's names. Reads from any thread.
 pub trait Source: Sync {
-    /// The metadata.
+    /// Returns the metadata.
     fn meta(&self) -> &Metadata;
 
-    /// The tensors, in the order of the new file.
+    /// Returns the tensors, in the order of the new file.
     fn tensors(&self) -> &[Tensor];
 
-    /// The type that a tensor had where it comes from: not the one it is read as where it is unpacked or computed.
+    /// Returns the type that a tensor had where it comes from: not the one it is read as where it is unpacked or
+    /// computed.
     fn origin(&self, tensor: usize) -> WeightType {
         self.tensors()[tensor].dtype
     }
@@ -83,13 +84,13 @@ impl Gguf {
         let name = checkpoint.name();
         ensure!(
             checkpoint.kind() == Kind::Gguf,
-            "read {name}: it is a {}, a GGUF file wanted",
+            "failed to read {name}: it is a {}, expected a GGUF file",
             checkpoint.kind().name()
         );
         if let Some(tensor) = checkpoint.unreadable().first() {
-            bail!("read {name}: tensor {} is of type {}: {}", tensor.name, tensor.dtype, tensor.why);
+            bail!("failed to read {name}: tensor {} is of type {}: {}", tensor.name, tensor.dtype, tensor.why);
         }
-        ensure!(!checkpoint.tensors().is_empty(), "read {name}: it holds no tensors");
+        ensure!(!checkpoint.tensors().is_empty(), "failed to read {name}: it holds no tensors");
         let tensor = |t: &TensorInfo| {
             // Scales in tensors of their own are of no type that a new file may have.
             let dtype = if t.dtype == WeightType::NVFP4_SCALED { WeightType::F32 } else { t.dtype };
@@ -105,10 +106,10 @@ impl Gguf {
     fn read_scaled(&self, info: &TensorInfo, range: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
         let each = info.dtype.block_len();
         let blocks = range.start / each..range.end.div_ceil(each);
-        let one = info.dtype.plane_bytes(each).context("size a block")?;
-        let mut planes = PlanesBuf::new(one.times(blocks.len()).context("size blocks")?);
+        let one = info.dtype.plane_bytes(each).context("failed to size a block")?;
+        let mut planes = PlanesBuf::new(one.times(blocks.len()).context("failed to size blocks")?);
         let file = &self.checkpoint.files()[info.file];
-        let scales = info.scales.as_ref().context("find the scales")?.offset;
+        let scales = info.scales.as_ref().context("failed to find the scales")?.offset;
         file.read_at(info.offset + blocks.start * one.q, &mut planes.q)?;
         file.read_at(scales + blocks.start * one.scales, &mut planes.scales)?;
         let mut values = vec![0.0; blocks.len() * each];
@@ -154,7 +155,7 @@ impl Source for Gguf {
 /// It was, or cannot be looked at.
 pub fn unchanged(checkpoint: &Checkpoint) -> Result<()> {
     for file in checkpoint.files() {
-        ensure!(file.is_unchanged()?, "read {}: it was written to meanwhile", file.path().display());
+        ensure!(file.is_unchanged()?, "failed to read {}: it was written to meanwhile", file.path().display());
     }
     Ok(())
 }
@@ -180,10 +181,10 @@ pub fn values(
     }
     let i = out.iter().position(|v| !v.is_finite()).unwrap_or(0);
     Err(anyhow::anyhow!("value {} is {}", range.start + i, out[i]))
-        .with_context(|| format!("encode tensor {}", info.name))
+        .with_context(|| format!("failed to encode tensor {}", info.name))
 }
 
-/// Whether no value is NaN or infinite. The largest magnitude says so, as bits, which is found by vectors.
+/// Returns whether no value is NaN or infinite. The largest magnitude says so, as bits, which is found by vectors.
 pub fn are_finite(values: &[f32]) -> bool {
     values.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().is_none_or(|largest| largest < f32::INFINITY.to_bits())
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::response::IntoResponse;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::app::{self, App};
@@ -11,35 +12,40 @@ use super::body::Body;
 use super::conversation::{self, Conversation};
 use super::error::{ApiError, Style};
 use super::fields::{Field, Kind, Object, Read, field};
+use super::form;
 use super::generate::{Finish, Generation, Job, Step, Totals};
 use super::limits::{MAX_MESSAGES, MAX_PARTS, MAX_TOOLS};
-use super::parts::{Change, Part, Parts};
-use super::prepare::{Wanted, prepare};
-use super::routes::{Answer, Input};
+use super::parts::{Change, MessagePart, MessageParts};
+use super::prepare::{AnswerWish, Prepared, prepare};
+use super::routes::{Answer, Input, ignoring};
 use super::sampling;
 use super::sse::{self, Frames, Wire};
-use super::{form, tools};
+use super::tools::{self, Offer};
 
 const TEXT_OR_BLOCKS: Kind = Kind::Either(&[Kind::Text, Kind::List(&Kind::Object, MAX_PARTS)]);
 
 /// What both routes take.
 pub const CONVERSATION: &[Field] = &[
-    field("messages", Kind::List(&Kind::Object, MAX_MESSAGES), "the conversation, by user and assistant"),
-    field("model", Kind::Text, "which model answers; the only one has any name"),
-    field("system", TEXT_OR_BLOCKS, "the system prompt"),
+    field("messages", Kind::List(&Kind::Object, MAX_MESSAGES), "messages of the conversation, from user and assistant"),
+    field("model", Kind::Text, "model to use; any name if only one is served"),
+    field("system", TEXT_OR_BLOCKS, "system prompt"),
     field("tools", Kind::List(&Kind::Object, MAX_TOOLS), "tools that the model may call"),
-    field("tool_choice", Kind::Object, "whether it does: auto, any, tool, none"),
-    field("thinking", Kind::Object, "enabled or disabled, for models whose template knows the difference"),
+    field("tool_choice", Kind::Object, "controls which tool, if any, is called: auto, any, tool, none"),
+    field(
+        "thinking",
+        Kind::Object,
+        "enabled or disabled, for models whose chat template has a switch; budget_tokens: tokens of a thought at most",
+    ),
 ];
 
 /// What `/v1/messages` takes beside the conversation and the sampling.
 pub const FIELDS: &[Field] = &[
-    field("max_tokens", Kind::Int(1, 1 << 31), "most tokens of the answer"),
-    field("stream", Kind::Bool, "send the answer as it comes"),
+    field("max_tokens", Kind::Int(1, 1 << 31), "maximum number of tokens to generate"),
+    field("stream", Kind::Bool, "stream the answer as server-sent events"),
     field("stop_sequences", sampling::STOP, "texts that end the answer"),
-    field("output_config", Kind::Object, "format: json_schema with schema, the form of the answer"),
-    field("output_format", Kind::Object, "the older place of the same"),
-    field("metadata", Kind::Object, "not used"),
+    field("output_config", Kind::Object, "format: json_schema with the schema of the answer"),
+    field("output_format", Kind::Object, "older place of output_config.format"),
+    field("metadata", Kind::Object, "ignored"),
 ];
 
 /// `/v1/messages`.
@@ -48,10 +54,10 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     let (conversation, wanted) = conversation_of(&body)?;
     let stops = sampling::stops(&body, "stop_sequences")?;
     let stream = body.flag("stream").unwrap_or(false);
-    let (mut request, parsing) = prepare(&app, conversation, wanted, &body, stream).await?;
+    let Prepared { mut request, parsing, ignored, .. } = prepare(&app, conversation, wanted, &body).await?;
     request.stop_strings = stops;
     request.max_new_tokens = body.size("max_tokens").unwrap_or(usize::MAX);
-    let head = Head {
+    let head = MessageHead {
         id: app::id("msg_"),
         model: app.model.id.clone(),
         n_prompt: request.tokens.len(),
@@ -61,7 +67,8 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     let job = Job { requests: vec![request], n: 1, parsing, room };
     let generation = Generation::start(&app, request_id, job).await?;
     if stream {
-        return Ok(sse::respond(generation, Stream { head, parts: Parts::default(), finish: None }));
+        let stream = MessageStream { head, parts: MessageParts::default(), finish: None };
+        return Ok(ignoring(sse::respond(generation, stream), ignored));
     }
     let (answers, totals, _) = generation.collect().await?;
     let answer = answers.into_iter().next().unwrap_or_default();
@@ -71,7 +78,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     message["stop_reason"] = reason;
     message["stop_sequence"] = sequence;
     message["timings"] = totals.timings();
-    Ok(Json(message).into_response())
+    Ok(ignoring(Json(message).into_response(), ignored))
 }
 
 /// `/v1/messages/count_tokens`.
@@ -81,8 +88,8 @@ pub async fn count_tokens(app: Arc<App>, input: Input) -> Answer {
     Ok(Json(json!({"input_tokens": prompt.tokens.len()})).into_response())
 }
 
-/// The conversation of a body, in the form of the templates.
-pub fn conversation_of(body: &Object) -> Result<(Conversation, Wanted), ApiError> {
+/// Returns the conversation of a body, in the form of the templates.
+pub fn conversation_of(body: &Object) -> Result<(Conversation, AnswerWish), ApiError> {
     let mut out = Conversation::default();
     if let Some(system) = body.value("system") {
         out.messages.push(json!({"role": "system", "content": conversation::text_of("system", system)?}));
@@ -111,16 +118,18 @@ pub fn conversation_of(body: &Object) -> Result<(Conversation, Wanted), ApiError
         out.continue_last()?;
     }
     let list = body.list("tools").map_or(&[][..], Vec::as_slice);
-    out.tools = list.iter().enumerate().map(|(i, tool)| tool_of(i, tool)).collect::<Result<_, _>>()?;
+    out.offer(Offer::of_anthropic(list)?);
     match body.object("thinking").and_then(|thinking| thinking.text("type")) {
         Some("disabled") => drop(out.kwargs.insert("enable_thinking".into(), false.into())),
         Some(_) => drop(out.kwargs.insert("enable_thinking".into(), true.into())),
         None => {}
     }
-    let mut wanted = Wanted { form: form::of_anthropic(body)?, ..Wanted::default() };
+    let thinking = body.object("thinking").filter(|thinking| thinking.text("type") == Some("enabled"));
+    let most_thought = thinking.and_then(|thinking| thinking.size("budget_tokens"));
+    let mut wanted = AnswerWish { form: form::of_anthropic(body)?, most_thought, ..AnswerWish::default() };
     if let Some(choice) = body.object("tool_choice") {
         wanted.choice = tools::anthropic_choice(choice)?;
-        wanted.single = choice.flag("disable_parallel_tool_use").unwrap_or(false);
+        wanted.parallel = choice.flag("disable_parallel_tool_use").map(|disabled| !disabled);
     }
     Ok((out, wanted))
 }
@@ -150,7 +159,6 @@ fn user(at: &str, content: &Value, out: &mut Vec<Value>) -> Result<(), ApiError>
     let mut said = Vec::new();
     for (at, kind, block) in blocks(at, content)? {
         match kind {
-            "text" => said.push(text(&at, block, "text")?),
             "tool_result" => {
                 let id = text(&at, block, "tool_use_id")?;
                 let result = match block.value("content") {
@@ -160,7 +168,7 @@ fn user(at: &str, content: &Value, out: &mut Vec<Value>) -> Result<(), ApiError>
                 let result = if block.flag("is_error").unwrap_or(false) { format!("Error: {result}") } else { result };
                 out.push(json!({"role": "tool", "tool_call_id": id, "content": result}));
             }
-            other => return Err(conversation::no_such_part(&at, other)),
+            _ => said.extend(conversation::part_text(&at, block)?),
         }
     }
     if !said.is_empty() {
@@ -169,7 +177,7 @@ fn user(at: &str, content: &Value, out: &mut Vec<Value>) -> Result<(), ApiError>
     Ok(())
 }
 
-/// An earlier answer.
+/// Returns an earlier answer.
 fn assistant(at: &str, content: &Value) -> Result<Value, ApiError> {
     if let Value::String(text) = content {
         return Ok(json!({"role": "assistant", "content": text}));
@@ -177,16 +185,19 @@ fn assistant(at: &str, content: &Value) -> Result<Value, ApiError> {
     let (mut said, mut thought, mut calls) = (Vec::new(), Vec::new(), Vec::new());
     for (at, kind, block) in blocks(at, content)? {
         match kind {
-            "text" => said.push(text(&at, block, "text")?),
             "thinking" => thought.push(text(&at, block, "thinking")?),
             "redacted_thinking" => {}
             "tool_use" => {
                 let (id, name) = (text(&at, block, "id")?, text(&at, block, "name")?);
-                let input = block.value("input").cloned().unwrap_or_else(|| json!({}));
-                Kind::Object.check(&format!("{at}.input"), &input)?;
+                let input = match block.value("input") {
+                    Some(Value::String(text)) => conversation::arguments(text),
+                    Some(input) if input.is_object() => input.clone(),
+                    Some(other) => conversation::arguments(&other.to_string()),
+                    None => json!({}),
+                };
                 calls.push(json!({"id": id, "type": "function", "function": {"name": name, "arguments": input}}));
             }
-            other => return Err(conversation::no_such_part(&at, other)),
+            _ => said.extend(conversation::part_text(&at, block)?),
         }
     }
     let mut message = json!({"role": "assistant", "content": said.join("\n")});
@@ -199,36 +210,15 @@ fn assistant(at: &str, content: &Value) -> Result<Value, ApiError> {
     Ok(message)
 }
 
-/// A tool's definition in OpenAI's form.
-fn tool_of(i: usize, tool: &Value) -> Result<Value, ApiError> {
-    let at = format!("tools[{i}]");
-    let kind = tool["type"].as_str().unwrap_or("custom");
-    if kind != "custom" {
-        let kind: String = kind.chars().take(40).collect();
-        return Err(ApiError::field(
-            format!("{at}.type"),
-            format!("is {kind:?}: only tools of your own can be called"),
-        ));
-    }
-    let schema = tool.get("input_schema").cloned().unwrap_or_else(|| json!({"type": "object"}));
-    let mut function = json!({"name": tool["name"], "parameters": schema});
-    if let Some(about) = tool.get("description").filter(|about| !about.is_null()) {
-        function["description"] = about.clone();
-    }
-    let tool = json!({"type": "function", "function": function});
-    tools::check(&at, &tool, "")?;
-    Ok(tool)
-}
-
 /// What the answer's events share.
-struct Head {
+struct MessageHead {
     id: String,
     model: String,
     n_prompt: usize,
     request_id: String,
 }
 
-impl Head {
+impl MessageHead {
     fn message(&self, content: Vec<Value>, usage: Value) -> Value {
         json!({
             "id": self.id,
@@ -262,48 +252,74 @@ fn stop_reason(finish: Option<&Finish>) -> (Value, Value) {
     }
 }
 
-/// A part as a block.
-fn block(part: &Part) -> Value {
+/// Returns a part as a block.
+fn block(part: &MessagePart) -> Value {
     match part {
-        Part::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
-        Part::Text(text) => json!({"type": "text", "text": text}),
-        Part::Call(call) => {
-            let input = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
-            json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input})
+        MessagePart::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
+        MessagePart::Text(text) => json!({"type": "text", "text": text}),
+        MessagePart::Call(call) => {
+            json!({"type": "tool_use", "id": call.id, "name": call.name, "input": call.object()})
         }
     }
 }
 
 /// The answer as it comes.
-struct Stream {
-    head: Head,
-    parts: Parts,
+struct MessageStream {
+    head: MessageHead,
+    parts: MessageParts,
     finish: Option<Finish>,
 }
 
+/// An event that adds to a part.
+#[derive(Serialize)]
+struct BlockDelta<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    index: usize,
+    delta: PartDelta<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type")]
+enum PartDelta<'a> {
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: &'a str },
+    #[serde(rename = "text_delta")]
+    Text { text: &'a str },
+    #[serde(rename = "input_json_delta")]
+    InputJson { partial_json: &'a str },
+    #[serde(rename = "signature_delta")]
+    Signature { signature: &'static str },
+}
+
 /// Writes a part's change.
-fn change(out: &mut Frames, index: usize, change: Change<'_>, part: &Part) {
-    let delta = |out: &mut Frames, delta: Value| {
-        out.event("content_block_delta", &json!({"type": "content_block_delta", "index": index, "delta": delta}));
+fn change(out: &mut Frames, index: usize, change: Change<'_>, part: &MessagePart) {
+    let delta = |out: &mut Frames, delta: PartDelta<'_>| {
+        let kind = "content_block_delta";
+        out.event(kind, &BlockDelta { kind, index, delta });
     };
     match (change, part) {
         (Change::Opened, part) => {
             let block = json!({"type": "content_block_start", "index": index, "content_block": block(part)});
             out.event("content_block_start", &block);
         }
-        (Change::Grew(more), Part::Reasoning(_)) => delta(out, json!({"type": "thinking_delta", "thinking": more})),
-        (Change::Grew(more), Part::Text(_)) => delta(out, json!({"type": "text_delta", "text": more})),
-        (Change::Grew(more), Part::Call(_)) => delta(out, json!({"type": "input_json_delta", "partial_json": more})),
+        (Change::Grew(more), MessagePart::Reasoning(_)) => {
+            delta(out, PartDelta::Thinking { thinking: more });
+        }
+        (Change::Grew(more), MessagePart::Text(_)) => delta(out, PartDelta::Text { text: more }),
+        (Change::Grew(more), MessagePart::Call(_)) => {
+            delta(out, PartDelta::InputJson { partial_json: more });
+        }
         (Change::Closed, part) => {
-            if matches!(part, Part::Reasoning(_)) {
-                delta(out, json!({"type": "signature_delta", "signature": ""}));
+            if matches!(part, MessagePart::Reasoning(_)) {
+                delta(out, PartDelta::Signature { signature: "" });
             }
             out.event("content_block_stop", &json!({"type": "content_block_stop", "index": index}));
         }
     }
 }
 
-impl Wire for Stream {
+impl Wire for MessageStream {
     fn open(&mut self, out: &mut Frames) {
         // What the cache had is known when the prompt is computed; the last event says it.
         let usage = json!({
@@ -344,5 +360,25 @@ impl Wire for Stream {
 
     fn idle(&mut self, out: &mut Frames) {
         out.event("ping", &json!({"type": "ping"}));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deltas_have_anthropics_form() {
+        for (delta, expected) in [
+            (PartDelta::Text { text: "a" }, json!({"type": "text_delta", "text": "a"})),
+            (PartDelta::Thinking { thinking: "b" }, json!({"type": "thinking_delta", "thinking": "b"})),
+            (PartDelta::InputJson { partial_json: "{" }, json!({"type": "input_json_delta", "partial_json": "{"})),
+            (PartDelta::Signature { signature: "" }, json!({"type": "signature_delta", "signature": ""})),
+        ] {
+            let mut out = Frames::default();
+            out.event("content_block_delta", &BlockDelta { kind: "content_block_delta", index: 2, delta });
+            let data = json!({"type": "content_block_delta", "index": 2, "delta": expected});
+            assert_eq!(out.text(), format!("event: content_block_delta\ndata: {data}\n\n"));
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! A loaded model as its routes see it: its text side and the way to its engine. And the keys of a server.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::http::{HeaderMap, StatusCode, header};
@@ -10,12 +10,12 @@ use engine::sampler::SamplerParams;
 use engine::scheduler::{Error, Pooling, Request};
 use engine::template::ChatTemplate;
 use engine::tokenizer::{Encode, Tokenizer};
-use subtle::{Choice, ConstantTimeEq};
+use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use super::common::Common;
 use super::error::ApiError;
 use super::rerank::Reranker;
-use super::worker::{Refusal, Run, Worker};
+use super::worker::{Refusal, RequestRun, Worker, lock};
 
 /// Threads that compute which tokens grammars allow, while the model computes.
 const GRAMMAR_THREADS: usize = 2;
@@ -63,7 +63,7 @@ pub struct ModelInfo {
 }
 
 impl App {
-    /// What compiles grammars for the model's vocabulary.
+    /// Returns what compiles grammars for the model's vocabulary.
     pub fn grammars(&self) -> Result<&Grammars, grammar::Error> {
         let make = || {
             let grammars = Grammars::new(self.tokenizer.clone(), GRAMMAR_THREADS)?;
@@ -76,7 +76,7 @@ impl App {
         made.as_ref().map_err(Clone::clone)
     }
 
-    /// A request with the model's defaults and a fresh seed.
+    /// Returns a request with the model's defaults and a fresh seed.
     pub fn request(&self, tokens: Vec<u32>) -> Request {
         let mut request = Request::new(tokens);
         request.sampling = self.sampling.clone();
@@ -85,7 +85,7 @@ impl App {
     }
 
     /// Hands sequences to the engine.
-    pub async fn submit(&self, requests: Vec<Request>) -> Result<Run, ApiError> {
+    pub async fn submit(&self, requests: Vec<Request>) -> Result<RequestRun, ApiError> {
         if self.common.draining() {
             return Err(ApiError::stopping());
         }
@@ -104,9 +104,9 @@ impl App {
         let context = self.worker.context();
         match self.tokenizer.max_text_bytes(context) {
             Some(limit) if prompt.len() > limit => {
-                let (code, n) = (Some("context_length_exceeded"), prompt.len());
-                let why = format!("the prompt has {n} bytes, the context is {context} tokens: at most {limit} bytes");
-                Err(ApiError { code, ..ApiError::bad(why) })
+                // As many tokens as its bytes make at least.
+                let n_tokens = (prompt.len() as u128 * context as u128).div_ceil(limit as u128) as usize;
+                Err(too_long(n_tokens, "at least ", context))
             }
             _ => Ok(()),
         }
@@ -125,56 +125,103 @@ impl App {
     }
 }
 
-/// What the engine says about a request, as the client's fault.
+/// Turns the engine's refusal of a request into the client's error.
 fn invalid(error: &Error) -> ApiError {
     let text = error.to_string();
-    let message = text.strip_prefix("submit request: ").unwrap_or(&text);
-    let code = matches!(error, Error::PromptTooLong { .. }).then_some("context_length_exceeded");
-    ApiError { code, ..ApiError::bad(message) }
+    let message = text.strip_prefix("failed to submit the request: ").unwrap_or(&text);
+    match error {
+        Error::PromptTooLong { n_tokens, context, .. } => too_long(*n_tokens, "", *context),
+        _ => ApiError::bad(message),
+    }
 }
 
-/// The keys that open the server; none: it is open.
-#[derive(Clone, Debug, Default)]
-pub struct Keys(Vec<PaddedKey>);
+/// Returns the error of a prompt that the context has no room for, in the words by which agents know that they have to
+/// compact a conversation: Anthropic's first, then OpenAI's.
+fn too_long(n_tokens: usize, least: &str, context: usize) -> ApiError {
+    let why = format!(
+        "prompt is too long: {least}{n_tokens} tokens > {context} maximum; this model's maximum context length is \
+         {context} tokens (server flag --ctx)"
+    );
+    ApiError { code: Some("context_length_exceeded"), ..ApiError::bad(why) }
+}
+
+/// The keys that open the server; none: it is open. They can be replaced while it runs.
+#[derive(Debug, Default)]
+pub struct Keys(Mutex<Arc<[Key]>>);
 
 /// Longest key in bytes.
 pub const MAX_KEY_BYTES: usize = 512;
+/// Longest name of a key in characters.
+const MAX_KEY_NAME: usize = 64;
 
-/// A key and its length, so that a comparison takes as long whatever is compared.
-#[derive(Clone, Debug)]
-struct PaddedKey([u8; MAX_KEY_BYTES], u64);
+/// A key, and what the log calls it.
+struct Key {
+    /// Padded, with its length, so that a comparison takes as long whatever is compared.
+    bytes: [u8; MAX_KEY_BYTES],
+    len: u64,
+    name: Arc<str>,
+}
 
-impl PaddedKey {
-    fn new(key: &str) -> Option<PaddedKey> {
-        let mut padded = [0; MAX_KEY_BYTES];
-        padded.get_mut(..key.len())?.copy_from_slice(key.as_bytes());
-        Some(PaddedKey(padded, key.len() as u64))
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl Key {
+    fn new(key: &str, name: &str) -> Option<Key> {
+        let mut bytes = [0; MAX_KEY_BYTES];
+        bytes.get_mut(..key.len())?.copy_from_slice(key.as_bytes());
+        Some(Key { bytes, len: key.len() as u64, name: name.into() })
     }
 }
 
 impl Keys {
-    /// One key a line; empty lines and those that begin with `#` are left out.
+    /// One key a line, and its name after `#` where it has one; empty lines and those that begin with `#` are left out.
     pub fn parse(text: &str) -> Result<Keys, String> {
         // An editor's mark at the start is no part of the first key.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-        let keys: Option<Vec<_>> = lines.map(PaddedKey::new).collect();
+        let lines = text.lines().map(str::trim).zip(1..);
+        let lines = lines.filter(|(line, _)| !line.is_empty() && !line.starts_with('#'));
+        let key = |(line, number): (&str, usize)| {
+            let (key, name) = line.split_once(" #").unwrap_or((line, ""));
+            match super::log::cut(name.trim(), MAX_KEY_NAME) {
+                "" => Key::new(key.trim(), &format!("line {number}")),
+                name => Key::new(key.trim(), name),
+            }
+        };
+        let keys: Option<Arc<[Key]>> = lines.map(key).collect();
         match keys {
             Some(keys) if keys.is_empty() => Err("it holds no key".into()),
-            Some(keys) => Ok(Keys(keys)),
+            Some(keys) => Ok(Keys(Mutex::new(keys))),
             None => Err(format!("a key has at most {MAX_KEY_BYTES} bytes")),
         }
     }
 
-    /// Whether anyone may ask.
+    /// Returns whether anyone may ask.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.all().is_empty()
     }
 
-    /// Whether the request brings one of the keys, as a bearer token or as `x-api-key`.
-    pub fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        if self.0.is_empty() {
-            return Ok(());
+    /// Takes other keys from now on; how many those are.
+    pub fn replace(&self, keys: &Keys) -> usize {
+        let keys = keys.all();
+        *lock(&self.0) = keys.clone();
+        keys.len()
+    }
+
+    fn all(&self) -> Arc<[Key]> {
+        lock(&self.0).clone()
+    }
+
+    /// Returns the name of the key that the request brings, as a bearer token or as `x-api-key`; none where it is open.
+    ///
+    /// # Errors
+    /// It brings none of the keys.
+    pub fn check(&self, headers: &HeaderMap) -> Result<Option<Arc<str>>, ApiError> {
+        let keys = self.all();
+        if keys.is_empty() {
+            return Ok(None);
         }
         let bearer = |value: &str| {
             let (scheme, key) = value.split_once(' ')?;
@@ -183,32 +230,34 @@ impl Keys {
         let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let given = header(header::AUTHORIZATION).and_then(bearer);
         let given = given.or_else(|| header(header::HeaderName::from_static("x-api-key")).map(String::from));
-        let given = given.as_deref().and_then(PaddedKey::new);
-        let matches = given.is_some_and(|given| {
-            let equal = |key: &PaddedKey| key.0[..].ct_eq(&given.0[..]) & key.1.ct_eq(&given.1);
-            self.0.iter().fold(Choice::from(0), |any, key| any | equal(key)).into()
+        let given = given.as_deref().and_then(|given| Key::new(given, ""));
+        let found = given.and_then(|given| {
+            // All are compared, whichever it is.
+            let equal = |key: &Key| key.bytes[..].ct_eq(&given.bytes[..]) & key.len.ct_eq(&given.len);
+            let pick = |found: u64, (key, i): (&Key, u64)| u64::conditional_select(&found, &i, equal(key));
+            usize::try_from(keys.iter().zip(0..).fold(u64::MAX, pick)).ok()
         });
-        if matches {
-            return Ok(());
+        match found.and_then(|i| keys.get(i)) {
+            Some(key) => Ok(Some(key.name.clone())),
+            None => Err(ApiError {
+                code: Some("invalid_api_key"),
+                ..ApiError::new(
+                    StatusCode::UNAUTHORIZED,
+                    "a key is needed: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`",
+                )
+            }),
         }
-        Err(ApiError {
-            code: Some("invalid_api_key"),
-            ..ApiError::new(
-                StatusCode::UNAUTHORIZED,
-                "a key is needed: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`",
-            )
-        })
     }
 }
 
-/// A random u64 for ids and seeds. Not cryptographic.
+/// Returns a random u64 for ids and seeds. Not cryptographic.
 pub fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     // Every state of the standard library's hasher has fresh keys.
     std::hash::RandomState::new().build_hasher().finish()
 }
 
-/// An id with a prefix, as the APIs have them.
+/// Returns an id with a prefix, as the APIs have them.
 pub fn id(prefix: &str) -> String {
     format!("{prefix}{:016x}{:08x}", random(), random() as u32)
 }
@@ -249,5 +298,18 @@ mod tests {
         assert!(Keys::default().check(&HeaderMap::new()).is_ok());
         assert!(Keys::parse("# nothing\n").is_err());
         assert!(Keys::parse(&"x".repeat(MAX_KEY_BYTES + 1)).is_err());
+
+        // Names are for the log; other keys may take their place.
+        let keys = Keys::parse("# ours\nalpha # Alice's laptop\nbe#ta\n").unwrap();
+        let name = |keys: &Keys, key: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("x-api-key", key.parse().unwrap());
+            keys.check(&headers).ok().flatten().map(|name| name.to_string())
+        };
+        assert_eq!(name(&keys, "alpha").as_deref(), Some("Alice's laptop"));
+        assert_eq!(name(&keys, "be#ta").as_deref(), Some("line 3"));
+        assert_eq!(name(&keys, "be"), None);
+        assert_eq!(keys.replace(&Keys::parse("gamma").unwrap()), 1);
+        assert_eq!((name(&keys, "alpha"), name(&keys, "gamma").as_deref()), (None, Some("line 1")));
     }
 }

@@ -51,19 +51,19 @@ impl Body {
         Body { fields: Object::new(), prompts: None, unknown: Vec::new(), room }
     }
 
-    /// Whether a field is there and not null.
+    /// Returns whether a field is there and not null.
     pub fn has(&self, name: &str) -> bool {
         self.fields.get(name).is_some_and(|value| !value.is_null())
             || self.prompts.as_ref().is_some_and(|(known, _)| *known == name)
     }
 
-    /// The prompts, taken out.
+    /// Returns the prompts, taken out.
     pub fn take_prompts(&mut self) -> Vec<Prompt> {
         self.prompts.take().map(|(_, prompts)| prompts).unwrap_or_default()
     }
 }
 
-/// The error of a body that is longer than any may be.
+/// Returns the error of a body that is longer than any may be.
 pub fn too_large() -> ApiError {
     ApiError::new(axum::http::StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {MAX_BODY_BYTES} bytes"))
 }
@@ -84,7 +84,7 @@ pub async fn read(body: Incoming, length: Option<usize>, room: &mut Room) -> Res
                 return Err(ApiError::new(status, "the body took too long to arrive"));
             }
             Ok(None) => return Ok(bytes),
-            Ok(Some(Err(_))) => return Err(ApiError::bad("the body did not arrive whole")),
+            Ok(Some(Err(_))) => return Err(ApiError::bad("the body did not arrive completely")),
             Ok(Some(Ok(piece))) => piece,
         };
         let len = bytes.len() + piece.len();
@@ -107,8 +107,13 @@ pub async fn read(body: Incoming, length: Option<usize>, room: &mut Room) -> Res
 /// 400 when it is no JSON object, has too many values, or its prompts are none; 429 when there is no room for what is
 /// built.
 pub fn parse(bytes: &[u8], tables: &[&'static [Field]], room: Room) -> Result<Body, ApiError> {
-    let body = Body::empty(room);
-    let mut build = Build { tables, body, raw: bytes.len(), n_values: 0, built: 0, held: 0, refused: None };
+    // An editor's mark at the start is no JSON.
+    let bytes = whole_characters(bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes));
+    let mut body = Body::empty(room);
+    let raw = if matches!(bytes, Cow::Owned(_)) { 2 * bytes.len() } else { bytes.len() };
+    body.room.hold(raw)?;
+    let bytes = &*bytes;
+    let mut build = Build { tables, body, raw, n_values: 0, built: 0, held: 0, refused: None };
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let parsed = Top(&mut build).deserialize(&mut json).and_then(|()| json.end());
     if let Err(error) = parsed {
@@ -122,6 +127,29 @@ pub fn parse(bytes: &[u8], tables: &[&'static [Field]], room: Room) -> Result<Bo
     // The bytes it came as are gone.
     body.room.hold(built)?;
     Ok(body)
+}
+
+/// Returns a JSON text in whose strings U+FFFD stands for each half of a surrogate pair. Agents cut strings anywhere, and
+/// a history that holds such a half would be refused for ever.
+pub fn whole_characters(json: &[u8]) -> Cow<'_, [u8]> {
+    let unit = |at: usize| {
+        let digits = json.get(at..at + 6)?.strip_prefix(b"\\u")?;
+        u32::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()
+    };
+    let mut out = Cow::Borrowed(json);
+    let mut at = 0;
+    while let Some(next) = json.get(at..).and_then(|rest| rest.iter().position(|&byte| byte == b'\\')) {
+        at += next;
+        match (unit(at), unit(at + 6)) {
+            (Some(0xd800..0xdc00), Some(0xdc00..0xe000)) => at += 12,
+            (Some(0xd800..0xe000), _) => {
+                out.to_mut()[at + 2..at + 6].copy_from_slice(b"fffd");
+                at += 6;
+            }
+            _ => at += 2,
+        }
+    }
+    out
 }
 
 /// A body as far as it is parsed.
@@ -485,6 +513,22 @@ mod tests {
         let mut room = budget.room();
         room.hold(text.len())?;
         parse(text.as_bytes(), &[TABLE], room)
+    }
+
+    #[test]
+    fn halves_of_characters_are_replaced() {
+        for (json, expected) in [
+            (r#""a\ud83d b""#, "a\u{fffd} b"),
+            (r#""\udc00\ud83d""#, "\u{fffd}\u{fffd}"),
+            (r#""\ud83e\udd8a \ud83d\ud83e\udd8a""#, "🦊 \u{fffd}🦊"),
+            (r#""\\ud83d \u00e9 \n""#, "\\ud83d é \n"),
+            (r#""\ud83""#, ""),
+        ] {
+            let text: Option<String> = serde_json::from_slice(&whole_characters(json.as_bytes())).ok();
+            assert_eq!(text.unwrap_or_default(), expected, "{json}");
+        }
+        assert!(matches!(whole_characters(br#"{"a": "b\\"}"#), Cow::Borrowed(_)));
+        assert!(matches!(whole_characters(br"\"), Cow::Borrowed(_)));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `/v1/chat/completions`: OpenAI's conversations.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use engine::formats::Event;
@@ -7,57 +8,64 @@ use engine::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::app::{self, App};
+use super::app::App;
 use super::body::Body;
 use super::conversation::{self, Conversation};
-use super::error::{ApiError, Style};
-use super::fields::{Field, Kind, Object, Read, field};
+use super::error::ApiError;
+use super::fields::{Field, Kind, Object, Read, field, unsupported};
+use super::form;
 use super::generate::{Collected, Finish, Generation, Job, Logprob, Step, Totals, token_text};
 use super::limits::{MAX_CHOICES, MAX_MESSAGES, MAX_TOOLS, MAX_TOP_LOGPROBS};
-use super::parts::Part;
-use super::prepare::{Wanted, prepare};
-use super::routes::{Answer, Input};
+use super::openai::{self, OpenAiHead};
+use super::parts::{Call, MessagePart};
+use super::prepare::{AnswerWish, Prepared, prepare};
+use super::routes::{Answer, Input, ignoring};
 use super::sampling;
 use super::sse::{self, Frames, Wire};
+use super::tools::{self, Dialects, Offer};
 use super::write::{self, Lists};
-use super::{form, tools};
 
-/// What the route takes beside the sampling.
+/// Kinds of objects: answers, and events of a stream.
+const ANSWER: &str = "chat.completion";
+const CHUNK: &str = "chat.completion.chunk";
+
+/// Fields of the route besides the sampling.
 pub const FIELDS: &[Field] = &[
-    field("messages", Kind::List(&Kind::Object, MAX_MESSAGES), "the conversation"),
-    field("model", Kind::Text, "which model answers; the only one has any name"),
-    field("stream", Kind::Bool, "send the answer as it comes"),
-    field("stream_options", Kind::Object, "include_usage: a last event with the usage"),
-    field("n", Kind::Int(1, MAX_CHOICES as i128), "how many answers; answer i has seed + i"),
-    field("max_completion_tokens", sampling::MAX_TOKENS, "most tokens of an answer; -1 is no limit"),
-    field("max_tokens", sampling::MAX_TOKENS, "the older name of max_completion_tokens"),
-    field("n_predict", sampling::MAX_TOKENS, "llama.cpp's name of it"),
+    field("messages", Kind::List(&Kind::Object, MAX_MESSAGES), "messages of the conversation"),
+    field("model", Kind::Text, "model to use; any name if only one is served"),
+    field("stream", Kind::Bool, "stream the answer as server-sent events"),
+    field("stream_options", Kind::Object, "include_usage: end with an event that holds the usage"),
+    field("n", Kind::Int(1, MAX_CHOICES as i128), "number of answers; answer i uses seed + i"),
+    field("max_completion_tokens", sampling::MAX_TOKENS, "maximum number of tokens to generate; -1 for no limit"),
+    field("max_tokens", sampling::MAX_TOKENS, "older name of max_completion_tokens"),
+    field("n_predict", sampling::MAX_TOKENS, "llama.cpp's name of max_completion_tokens"),
     field("stop", sampling::STOP, "texts that end the answer"),
-    field("logprobs", Kind::Bool, "report the tokens' log-probabilities"),
-    field("top_logprobs", Kind::Int(0, MAX_TOP_LOGPROBS as i128), "and so many alternatives"),
+    field("logprobs", Kind::Bool, "return the log-probabilities of the tokens"),
+    field("top_logprobs", Kind::Int(0, MAX_TOP_LOGPROBS as i128), "number of top alternatives to return per token"),
     field("tools", Kind::List(&Kind::Object, MAX_TOOLS), "functions that the model may call"),
-    field("tool_choice", Kind::Either(&[Kind::Word(&["none", "auto", "required"]), Kind::Object]), "whether it does"),
-    field("parallel_tool_calls", Kind::Bool, "whether it may call several"),
-    field("reasoning_effort", Kind::Text, "handed to the template"),
-    field("chat_template_kwargs", Kind::Object, "further variables of the template, such as enable_thinking"),
-    field("continue_final_message", Kind::Bool, "the last message is the beginning of the answer"),
-    field("routing", Kind::Bool, "report which experts worked on each token, in the order of /v1/routing"),
-    field("functions", Kind::List(&Kind::Object, MAX_TOOLS), "not offered: the older form of `tools`"),
-    field("function_call", Kind::Either(&[Kind::Text, Kind::Object]), "not offered: the older form of `tool_choice`"),
-    field("user", Kind::Text, "not used"),
+    field(
+        "tool_choice",
+        Kind::Either(&[Kind::Word(&["none", "auto", "required"]), Kind::Object]),
+        "controls which tool, if any, is called",
+    ),
+    field("parallel_tool_calls", Kind::Bool, "allow several tool calls in an answer"),
+    field("reasoning_effort", Kind::Text, "passed to the chat template"),
+    field("chat_template_kwargs", Kind::Object, "further variables of the chat template, such as enable_thinking"),
+    field("continue_final_message", Kind::Bool, "continue the last message instead of starting a new one"),
+    field("routing", Kind::Bool, "return the experts selected for each token, in the order of /v1/routing"),
+    unsupported("functions", "send `tools`, its newer form"),
+    unsupported("function_call", "send `tool_choice`, its newer form"),
+    unsupported("audio", "the server reads and writes text only"),
+    field("modalities", Kind::List(&Kind::Word(&["text"]), 4), "kinds of answer: text"),
+    field("user", Kind::Text, "ignored"),
 ];
 
-/// The handler.
+/// Returns the handler.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     let Input { body: Body { fields: body, room, .. }, request_id, .. } = input;
-    for (older, newer) in [("functions", "tools"), ("function_call", "tool_choice")] {
-        if body.value(older).is_some() {
-            return Err(ApiError::field(older, format!("is not offered: send `{newer}`, its newer form")));
-        }
-    }
     let stream = body.flag("stream").unwrap_or(false);
     let (conversation, wanted) = conversation_of(&body)?;
-    let (mut request, parsing) = prepare(&app, conversation, wanted, &body, stream).await?;
+    let Prepared { mut request, parsing, dialects, ignored } = prepare(&app, conversation, wanted, &body).await?;
     request.stop_strings = sampling::stops(&body, "stop")?;
     if let Some(n) = sampling::max_tokens(&body, &["max_completion_tokens", "max_tokens", "n_predict"]) {
         request.max_new_tokens = n;
@@ -66,39 +74,34 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     let top = body.size("top_logprobs");
     request.logprobs = match (body.flag("logprobs").unwrap_or(false), top) {
         (true, top) => Some(top.unwrap_or(0)),
-        (false, Some(1..)) => return Err(ApiError::field("top_logprobs", "needs `logprobs` to be true")),
+        (false, Some(1..)) => return Err(ApiError::field("top_logprobs", "requires `logprobs` to be true")),
         (false, _) => None,
     };
     let n = body.size("n").unwrap_or(1);
-    let usage = body.object("stream_options").and_then(|o| o.flag("include_usage")).unwrap_or(false);
+    let usage = openai::wants_usage(&body);
     // What was asked is in the job now; the body need not outlast it.
     drop(body);
     let job = Job { requests: vec![request], n, parsing, room };
     let generation = Generation::start(&app, request_id.clone(), job).await?;
-    let head = Head {
-        id: app::id("chatcmpl-"),
-        created: app::unix_time(),
-        model: app.model.id.clone(),
-        tokenizer: app.tokenizer.clone(),
-        request_id,
-    };
+    let head = OpenAiHead::new(&app, "chatcmpl-", request_id);
     if stream {
-        return Ok(sse::respond(generation, Stream { head, usage, n }));
+        let stream = ChatStream { head, usage, n, dialects, inputs: HashMap::new() };
+        return Ok(ignoring(sse::respond(generation, stream), ignored));
     }
     let (answers, totals, room) = generation.collect().await?;
     let mut lists = Lists::default();
-    let answer = whole(&head, answers, &totals, &mut lists);
-    Ok(lists.respond(&answer, room))
+    let answer = whole(&head, &dialects, answers, &totals, &mut lists);
+    Ok(ignoring(lists.respond(&answer, room), ignored))
 }
 
-/// The conversation of a body, and what is wanted of the answer.
-fn conversation_of(body: &Object) -> Result<(Conversation, Wanted), ApiError> {
+/// Returns the conversation of a body, and what is requested of the answer.
+fn conversation_of(body: &Object) -> Result<(Conversation, AnswerWish), ApiError> {
     let mut conversation = Conversation {
         messages: conversation::messages(body.list("messages").map_or(&[][..], Vec::as_slice))?,
-        tools: tools::definitions(body.list("tools").map_or(&[][..], Vec::as_slice))?,
         kwargs: conversation::kwargs(body)?,
         ..Conversation::default()
     };
+    conversation.offer(Offer::of_chat(body.list("tools").map_or(&[][..], Vec::as_slice))?);
     if let Some(effort) = body.value("reasoning_effort") {
         conversation.kwargs.entry("reasoning_effort").or_insert_with(|| effort.clone());
     }
@@ -106,35 +109,8 @@ fn conversation_of(body: &Object) -> Result<(Conversation, Wanted), ApiError> {
         conversation.continue_last()?;
     }
     let choice = tools::openai_choice(body.value("tool_choice"))?;
-    let single = body.flag("parallel_tool_calls") == Some(false);
-    Ok((conversation, Wanted { choice, form: form::of(body)?, single }))
-}
-
-/// What all events and answers of a request begin with.
-struct Head {
-    id: String,
-    created: u64,
-    model: String,
-    tokenizer: Arc<Tokenizer>,
-    request_id: String,
-}
-
-impl Head {
-    fn object(&self, kind: &str, choices: Vec<Value>) -> Object {
-        let mut object = Object::new();
-        object.insert("id".into(), self.id.as_str().into());
-        object.insert("object".into(), kind.into());
-        object.insert("created".into(), self.created.into());
-        object.insert("model".into(), self.model.as_str().into());
-        object.insert("system_fingerprint".into(), concat!("moebius-", env!("CARGO_PKG_VERSION")).into());
-        object.insert("choices".into(), choices.into());
-        object
-    }
-
-    fn logprobs(&self, logprobs: &[Logprob]) -> Value {
-        let content: Vec<Reported> = logprobs.iter().map(|l| Reported::new(&self.tokenizer, l)).collect();
-        json!({"content": content, "refusal": null})
-    }
+    let parallel = body.flag("parallel_tool_calls");
+    Ok((conversation, AnswerWish { choice, form: form::of(body)?, parallel, ..AnswerWish::default() }))
 }
 
 /// A token as the chat API reports it.
@@ -163,14 +139,14 @@ impl Reported {
         Reported { token: alternative(logprob.token, logprob.values.token), top_logprobs: top.collect() }
     }
 
-    /// The place of a list of them.
+    /// Returns the place of a list of them.
     pub fn list(tokenizer: &Arc<Tokenizer>, logprobs: Vec<Logprob>, lists: &mut Lists) -> Value {
         let tokenizer = tokenizer.clone();
         lists.place(logprobs, move |logprob, out| write::json(&Reported::new(&tokenizer, &logprob), out))
     }
 }
 
-/// A forbidden token has a probability of zero, whose logarithm JSON cannot write.
+/// Returns a number that JSON can write: a forbidden token's probability is zero, which has no logarithm.
 pub fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }
@@ -183,15 +159,19 @@ fn finish_reason(finish: Option<&Finish>) -> &'static str {
     }
 }
 
-/// The answer in one piece.
-fn whole(head: &Head, answers: Vec<Collected>, totals: &Totals, lists: &mut Lists) -> Value {
+/// Returns the answer in one piece.
+fn whole(head: &OpenAiHead, dialects: &Dialects, answers: Vec<Collected>, totals: &Totals, lists: &mut Lists) -> Value {
     let choices = answers.into_iter().enumerate().map(|(index, answer)| {
         let (mut thought, mut calls) = (String::new(), Vec::new());
         for part in answer.parts.list() {
             match part {
-                Part::Reasoning(text) => thought.push_str(text),
-                Part::Text(_) => {}
-                Part::Call(call) => {
+                MessagePart::Reasoning(text) => thought.push_str(text),
+                MessagePart::Text(_) => {}
+                MessagePart::Call(call) if dialects.is_custom(&call.name) => {
+                    let custom = json!({"name": call.name, "input": tools::custom_input(call)});
+                    calls.push(json!({"id": call.id, "type": "custom", "custom": custom}));
+                }
+                MessagePart::Call(call) => {
                     let function = json!({"name": call.name, "arguments": call.arguments});
                     calls.push(json!({"id": call.id, "type": "function", "function": function}));
                 }
@@ -224,82 +204,218 @@ fn whole(head: &Head, answers: Vec<Collected>, totals: &Totals, lists: &mut List
         }
         choice
     });
-    let mut object = head.object("chat.completion", choices.collect());
+    let mut object = head.object(ANSWER, choices.collect());
     totals.close(&mut object);
     object.into()
 }
 
 /// The answer as it comes.
-struct Stream {
-    head: Head,
+struct ChatStream {
+    head: OpenAiHead,
     usage: bool,
     n: usize,
+    dialects: Dialects,
+    /// Running calls of custom tools, by answer and call: the client gets their text when it is whole.
+    inputs: HashMap<(usize, usize), Call>,
 }
 
-impl Stream {
-    fn chunk(&self, index: usize, delta: Value, logprobs: Value, finish: Value, out: &mut Frames) {
-        let choice = json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish});
-        let mut object = self.head.object("chat.completion.chunk", vec![choice]);
-        if self.usage {
-            object.insert("usage".into(), Value::Null);
-        }
-        out.data(&object.into());
+/// The choice of an event.
+#[derive(Serialize)]
+struct ChunkChoice<'a> {
+    index: usize,
+    delta: Delta<'a>,
+    logprobs: Option<ChunkLogprobs>,
+    finish_reason: Option<&'static str>,
+    /// The experts of a token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    routing: Option<[&'a [u16]; 1]>,
+}
+
+/// What an event adds to an answer.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Delta<'a> {
+    Opened { role: &'static str, content: &'static str, refusal: () },
+    Content { content: &'a str },
+    Reasoning { reasoning_content: &'a str },
+    Call { tool_calls: [CallDelta<'a>; 1] },
+    Nothing {},
+}
+
+#[derive(Serialize)]
+struct CallDelta<'a> {
+    index: usize,
+    #[serde(flatten)]
+    opened: Option<CallOpened<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    function: Option<FunctionDelta<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    custom: Option<CustomDelta<'a>>,
+}
+
+#[derive(Serialize)]
+struct CustomDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    input: &'a str,
+}
+
+#[derive(Serialize)]
+struct CallOpened<'a> {
+    id: &'a str,
+    #[serde(rename = "type")]
+    kind: &'static str,
+}
+
+#[derive(Serialize)]
+struct FunctionDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    arguments: &'a str,
+}
+
+#[derive(Serialize)]
+struct ChunkLogprobs {
+    content: Vec<Reported>,
+    refusal: (),
+}
+
+impl<'a> Delta<'a> {
+    /// Returns what an event of the parser adds, if anything.
+    fn of(event: &'a Event) -> Option<Delta<'a>> {
+        let call = |index, opened, name, arguments| {
+            let function = Some(FunctionDelta { name, arguments });
+            Delta::Call { tool_calls: [CallDelta { index, opened, function, custom: None }] }
+        };
+        Some(match event {
+            Event::Content(content) => Delta::Content { content },
+            Event::Reasoning(text) => Delta::Reasoning { reasoning_content: text },
+            Event::ToolCallStart { index, id, name } => {
+                call(*index, Some(CallOpened { id, kind: "function" }), Some(name), "")
+            }
+            Event::ToolCallArguments { index, json } => call(*index, None, None, json),
+            Event::ToolCallEnd { .. } => return None,
+        })
     }
 }
 
-impl Wire for Stream {
+impl ChatStream {
+    fn chunk(&self, choice: ChunkChoice<'_>, out: &mut Frames) {
+        self.head.chunk(CHUNK, choice, self.usage, out);
+    }
+
+    /// Takes what belongs to a call of a custom tool; returns whether it does.
+    fn custom(&mut self, choice: usize, event: &Event, out: &mut Frames) -> bool {
+        let delta = |index, opened, name, input| {
+            let custom = Some(CustomDelta { name, input });
+            let delta = Delta::Call { tool_calls: [CallDelta { index, opened, function: None, custom }] };
+            ChunkChoice { delta, ..blank(choice) }
+        };
+        match event {
+            Event::ToolCallStart { index, id, name } if self.dialects.is_custom(name) => {
+                let opened = Some(CallOpened { id, kind: "custom" });
+                self.chunk(delta(*index, opened, Some(name), ""), out);
+                self.inputs.insert((choice, *index), Call::default());
+                true
+            }
+            Event::ToolCallArguments { index, json } => match self.inputs.get_mut(&(choice, *index)) {
+                Some(call) => {
+                    call.arguments.push_str(json);
+                    true
+                }
+                None => false,
+            },
+            Event::ToolCallEnd { index, complete } => match self.inputs.remove(&(choice, *index)) {
+                Some(call) => {
+                    let input = tools::custom_input(&Call { complete: *complete, ..call });
+                    self.chunk(delta(*index, None, None, &input), out);
+                    true
+                }
+                None => false,
+            },
+            _ => false,
+        }
+    }
+}
+
+/// Returns an event that adds nothing to answer `index` yet.
+fn blank(index: usize) -> ChunkChoice<'static> {
+    ChunkChoice { index, delta: Delta::Nothing {}, logprobs: None, finish_reason: None, routing: None }
+}
+
+impl Wire for ChatStream {
     fn open(&mut self, out: &mut Frames) {
         for index in 0..self.n {
-            let delta = json!({"role": "assistant", "content": "", "refusal": null});
-            self.chunk(index, delta, Value::Null, Value::Null, out);
+            let delta = Delta::Opened { role: "assistant", content: "", refusal: () };
+            self.chunk(ChunkChoice { delta, ..blank(index) }, out);
         }
     }
 
     fn step(&mut self, step: Step, out: &mut Frames) {
-        let mut logprobs = if step.logprobs.is_empty() { Value::Null } else { self.head.logprobs(&step.logprobs) };
-        let mut wrote = false;
+        let index = step.index;
+        let mut logprobs = (!step.logprobs.is_empty()).then(|| {
+            let reported = step.logprobs.iter().map(|logprob| Reported::new(&self.head.tokenizer, logprob));
+            ChunkLogprobs { content: reported.collect(), refusal: () }
+        });
         if let Some(ids) = &step.routing {
-            let mut object = self.head.object("chat.completion.chunk", Vec::new());
-            object["choices"] =
-                json!([{"index": step.index, "delta": {}, "logprobs": null, "finish_reason": null, "routing": [ids]}]);
-            out.data(&object.into());
+            // Without the usage: the experts belong to the event that follows.
+            self.head.chunk(CHUNK, ChunkChoice { routing: Some([&**ids]), ..blank(index) }, false, out);
         }
-        for event in step.events {
-            let delta = match event {
-                Event::Content(text) => json!({"content": text}),
-                Event::Reasoning(text) => json!({"reasoning_content": text}),
-                Event::ToolCallStart { index, id, name } => {
-                    let function = json!({"name": name, "arguments": ""});
-                    json!({"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]})
-                }
-                Event::ToolCallArguments { index, json } => {
-                    json!({"tool_calls": [{"index": index, "function": {"arguments": json}}]})
-                }
-                Event::ToolCallEnd { .. } => continue,
-            };
-            self.chunk(step.index, delta, logprobs.take(), Value::Null, out);
-            wrote = true;
+        for event in &step.events {
+            if self.custom(index, event, out) {
+                continue;
+            }
+            let Some(delta) = Delta::of(event) else { continue };
+            self.chunk(ChunkChoice { delta, logprobs: logprobs.take(), ..blank(index) }, out);
         }
         // A token whose text is held back still has its number.
-        if !wrote && !logprobs.is_null() {
-            self.chunk(step.index, json!({}), logprobs, Value::Null, out);
+        if logprobs.is_some() {
+            self.chunk(ChunkChoice { logprobs, ..blank(index) }, out);
         }
         if let Some(finish) = &step.finish {
-            self.chunk(step.index, json!({}), Value::Null, finish_reason(Some(finish)).into(), out);
+            self.chunk(ChunkChoice { finish_reason: Some(finish_reason(Some(finish))), ..blank(index) }, out);
         }
     }
 
     fn close(&mut self, totals: &Totals, out: &mut Frames) {
-        if self.usage {
-            let mut object = self.head.object("chat.completion.chunk", Vec::new());
-            totals.close(&mut object);
-            out.data(&object.into());
-        }
-        out.done();
+        self.head.close(CHUNK, totals, self.usage, out);
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut Frames) {
-        out.data(&error.json(Style::OpenAi, &self.head.request_id));
-        out.done();
+        self.head.fail(error, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deltas_have_openais_form() {
+        let events = [
+            (Event::Content("a\"".into()), json!({"content": "a\""})),
+            (Event::Reasoning("b".into()), json!({"reasoning_content": "b"})),
+            (
+                Event::ToolCallStart { index: 1, id: "call_1".into(), name: "f".into() },
+                json!({"tool_calls": [{
+                    "index": 1, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}
+                }]}),
+            ),
+            (
+                Event::ToolCallArguments { index: 1, json: "{}".into() },
+                json!({"tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]}),
+            ),
+        ];
+        for (event, expected) in &events {
+            let choice = ChunkChoice { delta: Delta::of(event).unwrap(), ..blank(2) };
+            let written = serde_json::to_string(&choice).unwrap();
+            let whole = json!({"index": 2, "delta": expected, "logprobs": null, "finish_reason": null});
+            assert_eq!(written, whole.to_string());
+        }
+        let opened = Delta::Opened { role: "assistant", content: "", refusal: () };
+        assert_eq!(serde_json::to_string(&opened).unwrap(), r#"{"role":"assistant","content":"","refusal":null}"#);
+        assert_eq!(serde_json::to_string(&Delta::Nothing {}).unwrap(), "{}");
+        let routed = ChunkChoice { routing: Some([&[3, 1]]), ..blank(0) };
+        assert!(serde_json::to_string(&routed).unwrap().ends_with(r#""finish_reason":null,"routing":[[3,1]]}"#));
     }
 }

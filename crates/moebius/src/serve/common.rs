@@ -1,7 +1,9 @@
 //! What all models of a server share: budgets of memory for requests, few threads for heavy work, numbers.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use engine::grammar::Trial;
 use tokio::sync::{Semaphore, watch};
@@ -10,6 +12,7 @@ use super::error::ApiError;
 use super::limits::{LARGE_BODY_BYTES, MAX_ANSWERS_BYTES, MAX_BODIES_BYTES};
 use super::metrics::Metrics;
 use super::room::Budget;
+use super::worker::lock;
 
 /// The state of a server beside its models.
 pub struct Common {
@@ -29,6 +32,8 @@ pub struct Common {
     /// Grammars are compiled beside them: requests without a form do not wait for those that have one.
     forms: Arc<Semaphore>,
     draining: watch::Sender<bool>,
+    /// How long models stay after their last request, where one said so; none where models stay whatever is said.
+    kept: Mutex<Option<HashMap<String, Duration>>>,
 }
 
 impl Common {
@@ -43,10 +48,31 @@ impl Common {
             heaviest: Arc::new(Semaphore::new(1)),
             forms: Arc::new(Semaphore::new(2)),
             draining: watch::Sender::new(false),
+            kept: Mutex::new(None),
         }
     }
 
-    /// Whether new requests are turned away.
+    /// Models are unloaded from now on when their time is over.
+    pub fn unloads(&self) {
+        lock(&self.kept).get_or_insert_default();
+    }
+
+    /// Keeps a model for so long after its last request, [`Duration::MAX`] for good; false where models stay anyway.
+    pub fn keep(&self, id: &str, time: Duration) -> bool {
+        lock(&self.kept).as_mut().map(|kept| kept.insert(id.into(), time)).is_some()
+    }
+
+    /// Returns what was said last of a model.
+    pub fn kept(&self, id: &str) -> Option<Duration> {
+        lock(&self.kept).as_ref()?.get(id).copied()
+    }
+
+    /// A model is unloaded: what was said of it holds no longer.
+    pub fn forget(&self, id: &str) {
+        lock(&self.kept).as_mut().map(|kept| kept.remove(id));
+    }
+
+    /// Returns whether new requests are turned away.
     pub fn draining(&self) -> bool {
         *self.draining.borrow()
     }
@@ -112,6 +138,6 @@ async fn blocking<T: Send + 'static>(
     };
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
-        Err(error) => Err(ApiError::internal(format!("prepare the request: {error}"))),
+        Err(error) => Err(ApiError::internal(format!("failed to prepare the request: {error}"))),
     }
 }

@@ -1,5 +1,5 @@
 //! Conversations: messages checked and brought into the form that chat templates read, then rendered and cut into
-//! tokens. Nothing in a message makes the server read a file or fetch an address: parts other than text are refused.
+//! tokens. Nothing in a message makes the server read a file or fetch an address: images and their kin are refused.
 
 use std::sync::Arc;
 
@@ -8,10 +8,11 @@ use engine::template::{self, Chat};
 use serde_json::{Value, json};
 
 use super::app::App;
+use super::body::whole_characters;
 use super::error::ApiError;
 use super::fields::{Kind, Object, Read};
 use super::limits::{MAX_PARTS, MAX_TOOLS};
-use super::tools;
+use super::tools::{self, Dialects, Offer};
 
 /// What a template is rendered with.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +20,10 @@ pub struct Conversation {
     pub messages: Vec<Value>,
     /// Definitions in OpenAI's form.
     pub tools: Vec<Value>,
+    /// How calls of some of them are answered.
+    pub dialects: Dialects,
+    /// What of the request has no effect, for a header.
+    pub ignored: Vec<String>,
     /// Further variables of the template.
     pub kwargs: Object,
     /// The beginning of the answer, put behind the prompt.
@@ -61,8 +66,9 @@ fn message_of(at: &str, message: &Value) -> Result<Value, ApiError> {
         Some(content) => {
             out.insert("content".into(), text_of(&format!("{at}.content"), content)?.into());
         }
-        // An answer may consist of calls or a refusal alone; what it says is then empty, for templates that join it.
-        None if role == "assistant" => {
+        // An answer may consist of calls or a refusal alone, and a tool may say nothing; what it says is then empty, for
+        // templates that join it.
+        None if role == "assistant" || role == "tool" => {
             out.insert("content".into(), message.text("refusal").unwrap_or_default().into());
         }
         None => return Err(ApiError::field(format!("{at}.content"), "is missing")),
@@ -79,7 +85,7 @@ fn message_of(at: &str, message: &Value) -> Result<Value, ApiError> {
     Ok(out.into())
 }
 
-/// A message's text: a string, or a list of parts.
+/// Returns a message's text: a string, or a list of parts.
 pub fn text_of(at: &str, content: &Value) -> Result<String, ApiError> {
     let parts = match content {
         Value::String(text) => return Ok(text.clone()),
@@ -93,16 +99,38 @@ pub fn text_of(at: &str, content: &Value) -> Result<String, ApiError> {
     for (i, part) in parts.iter().enumerate() {
         let at = format!("{at}[{i}]");
         let part = part.as_object().ok_or_else(|| ApiError::field(&at, "must be an object"))?;
-        let kind = part.text("type").ok_or_else(|| ApiError::field(format!("{at}.type"), "must be a string"))?;
-        let name = match kind {
-            "text" | "input_text" | "output_text" => "text",
-            "refusal" => "refusal",
-            other => return Err(no_such_part(&at, other)),
-        };
-        let text = part.text(name).ok_or_else(|| ApiError::field(format!("{at}.{name}"), "must be a string"))?;
-        texts.push(text);
+        texts.extend(part_text(&at, part)?);
     }
     Ok(texts.join("\n"))
+}
+
+/// Returns the text of a part; `None` of what has none, such as a search that a provider's server made.
+pub fn part_text(at: &str, part: &Object) -> Result<Option<String>, ApiError> {
+    const MEDIA: [&str; 5] = ["image", "audio", "video", "file", "screenshot"];
+    let kind = part.text("type").ok_or_else(|| ApiError::field(format!("{at}.type"), "must be a string"))?;
+    let text = |name: &str| part.text(name).ok_or_else(|| ApiError::field(format!("{at}.{name}"), "must be a string"));
+    Ok(match kind {
+        "text" | "input_text" | "output_text" => Some(text("text")?.into()),
+        "refusal" => Some(text("refusal")?.into()),
+        "document" => {
+            let source = part.object("source").ok_or_else(|| ApiError::field(format!("{at}.source"), "is missing"))?;
+            let said = match source.text("type") {
+                Some("text") => source.text("data").unwrap_or_default().into(),
+                Some("content") => text_of(&format!("{at}.source.content"), &source["content"])?,
+                _ => return Err(no_such_part(at, kind)),
+            };
+            Some(part.text("title").map_or(said.clone(), |title| format!("{title}\n{said}")))
+        }
+        "search_result" => {
+            let said = text_of(&format!("{at}.content"), part.get("content").unwrap_or(&Value::Null))?;
+            let heads = ["title", "source"].into_iter().filter_map(|name| part.text(name));
+            Some(heads.chain([said.as_str()]).collect::<Vec<_>>().join("\n"))
+        }
+        other if MEDIA.iter().any(|media| other.contains(media)) && part.text("text").is_none() => {
+            return Err(no_such_part(at, other));
+        }
+        _ => part.text("text").map(String::from),
+    })
 }
 
 /// Refuses images and their kin.
@@ -110,7 +138,7 @@ pub fn no_such_part(at: &str, kind: &str) -> ApiError {
     let kind: String = kind.chars().take(40).collect();
     ApiError::field(
         format!("{at}.type"),
-        format!("is {kind:?}: this model reads text only, and the server opens no files and fetches no addresses"),
+        format!("is {kind:?}: only text is supported, and the server opens no files or addresses"),
     )
 }
 
@@ -120,6 +148,9 @@ fn tool_calls(at: &str, calls: &Value) -> Result<Vec<Value>, ApiError> {
     let calls = calls.as_array().into_iter().flatten().filter_map(Value::as_object).enumerate();
     calls
         .map(|(i, call)| {
+            if let Some(custom) = call.object("custom") {
+                return Ok(custom_call(call, custom.text("name"), custom.text("input")));
+            }
             let at = format!("{at}[{i}].function");
             let function = call.object("function").ok_or_else(|| ApiError::field(&at, "must be an object"))?;
             let name =
@@ -128,7 +159,7 @@ fn tool_calls(at: &str, calls: &Value) -> Result<Vec<Value>, ApiError> {
                 None => json!({}),
                 Some(Value::String(text)) => arguments(text),
                 Some(object @ Value::Object(_)) => object.clone(),
-                Some(_) => return Err(ApiError::field(format!("{at}.arguments"), "must be a string of JSON")),
+                Some(other) => json!({NOT_AN_OBJECT: other}),
             };
             let id = call.text("id").unwrap_or_default();
             Ok(json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}))
@@ -136,13 +167,111 @@ fn tool_calls(at: &str, calls: &Value) -> Result<Vec<Value>, ApiError> {
         .collect()
 }
 
-/// Arguments as templates want them: an object where the text is one, else the text.
+/// Name of what a model wrote in the place of arguments where that was no object: templates go over their pairs.
+const NOT_AN_OBJECT: &str = "arguments";
+
+/// Arguments as templates want them: an object.
 pub fn arguments(text: &str) -> Value {
-    match serde_json::from_str(text) {
+    match serde_json::from_slice(&whole_characters(text.as_bytes())) {
         Ok(object @ Value::Object(_)) => object,
-        _ if text.trim().is_empty() => json!({}),
-        _ => text.into(),
+        Ok(Value::Null) => json!({}),
+        Ok(other) => json!({NOT_AN_OBJECT: other}),
+        Err(_) if text.trim().is_empty() => json!({}),
+        Err(_) => json!({NOT_AN_OBJECT: text}),
     }
+}
+
+/// A call of a custom tool.
+pub fn custom_call(call: &Object, name: Option<&str>, input: Option<&str>) -> Value {
+    let id = call.text("call_id").or(call.text("id")).unwrap_or_default();
+    let arguments = json!({tools::INPUT: input.unwrap_or_default()});
+    json!({"id": id, "type": "function", "function": {"name": name.unwrap_or_default(), "arguments": arguments}})
+}
+
+/// Joins the system messages at the start: most templates take one.
+fn joined(messages: Vec<Value>) -> Vec<Value> {
+    let mut out: Vec<Value> = Vec::with_capacity(messages.len());
+    for message in messages {
+        match out.last_mut().filter(|last| last["role"] == "system" && message["role"] == "system") {
+            Some(last) => add_text(last, &message),
+            None => out.push(message),
+        }
+    }
+    out
+}
+
+/// Appends the text of a message to another one's.
+fn add_text(to: &mut Value, from: &Value) {
+    let texts = [&*to, from].map(|message| message["content"].as_str().unwrap_or_default());
+    to["content"] = texts.join("\n\n").into();
+}
+
+fn is_late(i: usize, message: &Value) -> bool {
+    i > 0 && message["role"] == "system"
+}
+
+/// Returns the messages, in which the user says what system messages within say.
+fn late_as_user(messages: &[Value]) -> Vec<Value> {
+    let (mut out, mut was_late): (Vec<Value>, bool) = (Vec::new(), false);
+    for (i, message) in messages.iter().enumerate() {
+        let late = is_late(i, message);
+        // Templates want turns to alternate.
+        let joins = message["role"] == "user" && was_late || late;
+        match out.last_mut().filter(|last| joins && last["role"] == "user") {
+            Some(last) => add_text(last, message),
+            None if late => out.push(json!({"role": "user", "content": message["content"]})),
+            None => out.push(message.clone()),
+        }
+        was_late = late;
+    }
+    out
+}
+
+/// Returns the messages, in which the user's first one begins with what the system message says.
+fn system_as_user(messages: &[Value]) -> Vec<Value> {
+    let mut out = messages.to_vec();
+    if out.first().is_none_or(|first| first["role"] != "system") {
+        return out;
+    }
+    let mut system = out.remove(0);
+    system["role"] = "user".into();
+    match out.first_mut().filter(|first| first["role"] == "user") {
+        Some(first) => {
+            add_text(&mut system, first);
+            *first = system;
+        }
+        None => out.insert(0, system),
+    }
+    out
+}
+
+/// Renders messages, and where the template refuses a system message, or leaves one out, in a form that it takes.
+fn rendered(
+    messages: Vec<Value>,
+    render: impl Fn(Vec<Value>) -> Result<String, template::Error>,
+) -> Result<String, template::Error> {
+    let has_system = messages.iter().any(|message| message["role"] == "system");
+    if !has_system {
+        return render(messages);
+    }
+    let late = messages.iter().enumerate().filter(|(i, message)| is_late(*i, message));
+    let late: Vec<String> = late.map(|(_, message)| message["content"].as_str().unwrap_or_default().into()).collect();
+    let forms: [fn(&[Value]) -> Vec<Value>; 2] = [late_as_user, |messages| system_as_user(&late_as_user(messages))];
+    let says_all = |text: &str| late.iter().all(|late| text.contains(late.trim()));
+    let first = render(messages.clone());
+    match &first {
+        Ok(text) if says_all(text) => return first,
+        Ok(_) | Err(template::Error::Raised { .. }) => {}
+        Err(_) => return first,
+    }
+    for form in forms {
+        if let Ok(text) = render(form(&messages))
+            && says_all(&text)
+        {
+            return Ok(text);
+        }
+    }
+    first
 }
 
 /// Further variables of the template. What the server sets itself cannot be set from outside: it is checked.
@@ -163,19 +292,26 @@ impl Conversation {
                 self.prefill = last["content"].as_str().map(String::from);
                 Ok(())
             }
-            _ => Err(ApiError::field("messages", "must end with the beginning of an answer, from the assistant")),
+            _ => Err(ApiError::field("messages", "must end with a message of the assistant, to continue it")),
         }
     }
 
-    /// The names and schemas of its tools.
+    /// Offers tools.
+    pub fn offer(&mut self, offer: Offer) {
+        let Offer { list, dialects, ignored } = offer;
+        (self.tools, self.dialects) = (list, dialects);
+        self.ignored.extend(ignored);
+    }
+
+    /// Returns the names and schemas of its tools.
     pub fn tool_list(&self) -> Vec<Tool> {
         self.tools.iter().filter_map(Tool::from_json).collect()
     }
 
-    /// The prompt: the template's text and its tokens, which the model is to read where `fits` says so.
+    /// Returns the prompt: the template's text and its tokens, which the model is to read where `fits` says so.
     pub async fn render(self, app: &Arc<App>, fits: bool) -> Result<Prompt, ApiError> {
         let Some(template) = app.template.clone() else {
-            return Err(ApiError::bad("the model has no chat template; /v1/completions takes plain prompts"));
+            return Err(ApiError::bad("this model has no chat template; /v1/completions accepts plain prompts"));
         };
         let shared = app.clone();
         let (format, knows_tools) = (app.format, app.template_knows_tools);
@@ -187,14 +323,17 @@ impl Conversation {
                     true => (format.history(&self.messages), self.tools),
                     false => (tools::into_text(self.messages, &self.tools), Vec::new()),
                 };
-                let (messages, tools) = (Value::Array(messages), Value::Array(tools));
-                let chat = Chat {
-                    tools: tools.as_array().is_some_and(|tools| !tools.is_empty()).then_some(&tools),
-                    add_generation_prompt: !self.no_generation_prompt,
-                    kwargs: (!self.kwargs.is_empty()).then_some(&self.kwargs),
-                    ..Chat::new(&messages)
+                let tools = Value::Array(tools);
+                let render = |messages| {
+                    let messages = Value::Array(messages);
+                    template.render(&Chat {
+                        tools: tools.as_array().is_some_and(|tools| !tools.is_empty()).then_some(&tools),
+                        add_generation_prompt: !self.no_generation_prompt,
+                        kwargs: (!self.kwargs.is_empty()).then_some(&self.kwargs),
+                        ..Chat::new(&messages)
+                    })
                 };
-                let mut text = template.render(&chat).map_err(|error| refusal(&error))?;
+                let mut text = rendered(joined(messages), render).map_err(|error| refusal(&error))?;
                 text.push_str(self.prefill.as_deref().unwrap_or_default());
                 if fits {
                     shared.check_length(&text)?;
@@ -206,14 +345,108 @@ impl Conversation {
     }
 }
 
-/// A template that refuses messages speaks to the client; one that is broken would be so for every request, which the
-/// server saw at its start.
+/// Returns a template that refuses messages speaks to the client; one that is broken would be so for every request,
+/// which the server saw at its start.
 fn refusal(error: &template::Error) -> ApiError {
     match error {
         template::Error::Raised { message, .. } => {
-            ApiError::field("messages", "is not what the model's chat template takes").quoting(format!(": {message}"))
+            ApiError::field("messages", "are refused by the model's chat template").quoting(format!(": {message}"))
         }
         template::Error::Thread { .. } => ApiError::internal(error.to_string()),
         error => ApiError::field("messages", "cannot be rendered").quoting(format!(": {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn say(role: &str, text: &str) -> Value {
+        json!({"role": role, "content": text})
+    }
+
+    /// Writes `role:text` lines; raises like templates that take one system message, first, or none.
+    fn template(most_systems: usize, drops_late: bool) -> impl Fn(Vec<Value>) -> Result<String, template::Error> {
+        move |messages| {
+            let mut lines = Vec::new();
+            for (i, message) in messages.iter().enumerate() {
+                let is_system = message["role"] == "system";
+                if is_system && drops_late && i > 0 {
+                    continue;
+                }
+                if is_system && (i > 0 || most_systems == 0) {
+                    return Err(template::Error::Raised { message: "no system".into(), line: 1 });
+                }
+                lines.push(format!("{}:{}", message["role"].as_str().unwrap(), message["content"].as_str().unwrap()));
+            }
+            Ok(lines.join(" "))
+        }
+    }
+
+    #[test]
+    fn system_messages_take_the_form_that_the_template_takes() {
+        let messages = || {
+            joined(vec![
+                say("system", "a"),
+                say("system", "b"),
+                say("user", "c"),
+                say("assistant", "d"),
+                say("system", "LATE"),
+                say("user", "f"),
+            ])
+        };
+        for (most, drops, expected) in [
+            (1, false, "system:a\n\nb user:c assistant:d user:LATE\n\nf"),
+            (1, true, "system:a\n\nb user:c assistant:d user:LATE\n\nf"),
+            (0, false, "user:a\n\nb\n\nc assistant:d user:LATE\n\nf"),
+        ] {
+            assert_eq!(rendered(messages(), template(most, drops)).unwrap(), expected);
+        }
+        // What a template refuses for other reasons stays refused.
+        let refused = rendered(vec![say("user", "x")], |_| {
+            Err(template::Error::Raised { message: "roles must alternate".into(), line: 1 })
+        });
+        assert!(refused.is_err());
+        let all = |messages: Vec<Value>| Ok(Value::Array(messages).to_string());
+        assert!(rendered(messages(), all).unwrap().contains(r#"{"role":"system","content":"LATE"}"#));
+    }
+
+    #[test]
+    fn past_arguments_are_objects() {
+        for (text, expected) in [
+            ("{\"a\": 1}", json!({"a": 1})),
+            ("", json!({})),
+            ("null", json!({})),
+            ("[1]", json!({"arguments": [1]})),
+            ("{", json!({"arguments": "{"})),
+            (r#"{"a": "\ud83d"}"#, json!({"a": "\u{fffd}"})),
+        ] {
+            assert_eq!(arguments(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn parts_with_a_text_are_taken_and_media_are_refused() {
+        for (part, expected) in [
+            (json!({"type": "text", "text": "a"}), Ok(Some("a"))),
+            (json!({"type": "document", "source": {"type": "text", "data": "d"}, "title": "t"}), Ok(Some("t\nd"))),
+            (
+                json!({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "d"}]}}),
+                Ok(Some("d")),
+            ),
+            (json!({"type": "document", "source": {"type": "base64", "data": "eA=="}}), Err(())),
+            (
+                json!({"type": "search_result", "title": "t", "source": "s", "content": [{"type": "text", "text": "c"}]}),
+                Ok(Some("t\ns\nc")),
+            ),
+            (json!({"type": "server_tool_use", "name": "web_search", "input": {}}), Ok(None)),
+            (json!({"type": "tool_reference", "tool_name": "f"}), Ok(None)),
+            (json!({"type": "image_url", "image_url": {"url": "http://x"}}), Err(())),
+            (json!({"type": "input_file", "file_id": "1"}), Err(())),
+            (json!({"text": "x"}), Err(())),
+        ] {
+            let text = part_text("p", part.as_object().unwrap()).map_err(drop);
+            assert_eq!(text.as_ref().map(Option::as_deref), expected.as_ref().map(|text| *text), "{part}");
+        }
     }
 }

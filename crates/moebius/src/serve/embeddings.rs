@@ -19,27 +19,27 @@ use super::write::{self, Lists};
 
 /// What the route takes.
 pub const FIELDS: &[Field] = &[
-    field("input", Kind::Prompts(MAX_INPUTS), "a text, tokens, or a list of either"),
-    field("model", Kind::Text, "which model answers; the only one has any name"),
-    field("encoding_format", Kind::Word(&["float", "base64"]), "numbers, or the bytes of little-endian f32"),
-    field("dimensions", Kind::Int(1, 1 << 20), "keep so many of the first numbers, scaled to length 1 again"),
+    field("input", Kind::Prompts(MAX_INPUTS), "text, token ids, or a list of either"),
+    field("model", Kind::Text, "model to use; any name if only one is served"),
+    field("encoding_format", Kind::Word(&["float", "base64"]), "list of numbers, or base64 of little-endian f32"),
+    field("dimensions", Kind::Int(1, 1 << 20), "number of leading values to keep, rescaled to length 1"),
     field(
         "pooling",
         Kind::Word(&["last", "mean", "cls"]),
-        "the last token's state, the mean of all, or the first \
-           token's; what the model's metadata says when absent, else last",
+        "hidden state of the last token, mean of all, or that of the first token; the default is the model's own, \
+         or else last",
     ),
-    field("normalize", Kind::Bool, "scale to length 1; true when absent"),
-    field("cache_salt", Kind::Text, "cached prefixes are shared only with requests of the same salt"),
-    field("user", Kind::Text, "not used"),
+    field("normalize", Kind::Bool, "scale to length 1; default true"),
+    field("cache_salt", Kind::Text, "shares cached prefixes only with requests that have the same salt"),
+    field("user", Kind::Text, "ignored"),
 ];
 
-/// The handler.
+/// Returns the handler.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     let Input { mut body, .. } = input;
     let prompts = tokens(&app, body.take_prompts()).await?;
     let Body { fields: body, room, .. } = body;
-    let wanted = Wanted {
+    let wanted = VectorWish {
         salt: body.text("cache_salt").map_or(0, super::sampling::hash),
         dimensions: body.size("dimensions"),
         normalize: body.flag("normalize").unwrap_or(true),
@@ -71,19 +71,19 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         "data": data,
         "model": app.model.id,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "prompt_tokens_details": {"cached_tokens": cached}},
-        "note": format!("{how}; only a model trained for embeddings makes similar texts similar vectors"),
+        "note": format!("{how}; only models trained for embeddings give similar texts similar vectors"),
     });
     Ok(lists.respond(&answer, room))
 }
 
-/// A row as a list that is written later.
+/// Returns a row as a list that is written later.
 pub fn list(row: Vec<f32>, lists: &mut Lists) -> Value {
     lists.place(row, |x, out| write::json(&x, out))
 }
 
 /// What is wanted of embeddings.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wanted {
+pub struct VectorWish {
     /// Cached prefixes are shared only with requests of the same salt.
     pub salt: u64,
     /// How many of the first numbers are kept; the row is then scaled again.
@@ -105,8 +105,8 @@ pub struct Rows {
     pub room: Room,
 }
 
-/// The embedding of each prompt; `room` is held for the prompts.
-pub async fn rows(app: &App, prompts: Vec<Vec<u32>>, wanted: Wanted, mut room: Room) -> Result<Rows, ApiError> {
+/// Returns the embedding of each prompt; `room` is held for the prompts.
+pub async fn rows(app: &App, prompts: Vec<Vec<u32>>, wanted: VectorWish, mut room: Room) -> Result<Rows, ApiError> {
     let n = prompts.len();
     let mut numbers = app.common.answers.room();
     if n == 0 {
@@ -134,6 +134,8 @@ pub async fn rows(app: &App, prompts: Vec<Vec<u32>>, wanted: Wanted, mut room: R
                 cached += usage.cached_tokens;
             }
             Update::Failed(message) => return Err(ApiError::internal(message)),
+            Update::Unheld(message) => return Err(ApiError::bad(message)),
+            Update::Stopped => return Err(ApiError::stopping()),
             Update::Token { .. } | Update::Prompt { .. } => {}
         }
     }
@@ -143,7 +145,7 @@ pub async fn rows(app: &App, prompts: Vec<Vec<u32>>, wanted: Wanted, mut room: R
     for row in &mut rows {
         if let Some(kept) = wanted.dimensions {
             if kept > row.len() {
-                return Err(ApiError::field("dimensions", format!("is {kept}, the model has {}", row.len())));
+                return Err(ApiError::field("dimensions", format!("is {kept}, but the model has {}", row.len())));
             }
             row.truncate(kept);
         }

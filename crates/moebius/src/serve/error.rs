@@ -67,7 +67,10 @@ impl ApiError {
 
     /// 503: the server is going away.
     pub fn stopping() -> ApiError {
-        ApiError { retry_after: Some(5), ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is stopping") }
+        ApiError {
+            retry_after: Some(5),
+            ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down")
+        }
     }
 
     /// 429: come back later.
@@ -79,7 +82,7 @@ impl ApiError {
         }
     }
 
-    /// The body of the answer.
+    /// Returns the body of the answer.
     pub fn json(&self, style: Style, request_id: &str) -> Value {
         let message = format!("{}{}", self.message, self.quote);
         match style {
@@ -98,7 +101,7 @@ impl ApiError {
         }
     }
 
-    /// The whole answer.
+    /// Returns the whole answer.
     pub fn response(&self, style: Style, request_id: &str) -> Response {
         let mut response = Response::new(Body::from(self.json(style, request_id).to_string()));
         *response.status_mut() = self.status;

@@ -17,7 +17,7 @@ pub struct Field {
     pub about: &'static str,
 }
 
-/// What a field may be.
+/// Values that a field may have.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
     Bool,
@@ -39,9 +39,26 @@ pub enum Kind {
     Prompts(usize),
     /// Any of these kinds.
     Either(&'static [Kind]),
+    /// A field of other servers, refused with this reason unless its value asks for nothing.
+    Unsupported(&'static str),
 }
 
-/// A field of a table.
+/// Returns a field that other servers have and this one lacks, for the reason `why`.
+pub const fn unsupported(name: &'static str, why: &'static str) -> Field {
+    Field { name, kind: Kind::Unsupported(why), about: why }
+}
+
+/// Returns whether a value is what clients send for a field that they do not use.
+fn asks_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(_) | Value::Bool(true) | Value::Number(_) => false,
+    }
+}
+
+/// Returns a field of a table.
 pub const fn field(name: &'static str, kind: Kind, about: &'static str) -> Field {
     Field { name, kind, about }
 }
@@ -62,18 +79,18 @@ pub fn check_names(unknown: &[String], tables: &[&[Field]]) -> Result<(), ApiErr
     for name in unknown {
         let is_meant = |field: &&Field| field.name.len() >= MIN_NAME && is_slip(name, field.name);
         if let Some(field) = tables.iter().copied().flatten().find(is_meant) {
-            let why = format!("is no field; `{}` is", field.name);
+            let why = format!("is unknown; did you mean `{}`?", field.name);
             return Err(ApiError::field(name.as_str(), why));
         }
     }
     Ok(())
 }
 
-/// Shorter names are neighbours by chance: `top_a`, another server's sampler, and `top_k`.
+/// Shorter names are neighbors by chance: `top_a`, another server's sampler, and `top_k`.
 const MIN_NAME: usize = 6;
 
-/// Whether one letter more, less or other, two neighbours exchanged, or another case and `-` for `_` make one name of
-/// the other.
+/// Returns whether one letter more, less or other, two neighbors exchanged, or another case and `-` for `_` make one
+/// name of the other.
 fn is_slip(a: &str, b: &str) -> bool {
     let plain = |name: &str| name.bytes().map(|c| if c == b'-' { b'_' } else { c.to_ascii_lowercase() }).collect();
     let (a, b): (Vec<u8>, Vec<u8>) = (plain(a), plain(b));
@@ -99,6 +116,13 @@ impl Kind {
             }
             return items.iter().enumerate().try_for_each(|(i, item)| inner.check(&format!("{name}[{i}]"), item));
         }
+        if let Kind::Unsupported(why) = self {
+            return if asks_nothing(value) {
+                Ok(())
+            } else {
+                Err(ApiError::field(name, format!("is unsupported: {why}")))
+            };
+        }
         if let Kind::Either(kinds) = self {
             // The kind of the same JSON type knows best what is wrong.
             return match kinds.iter().find(|kind| kind.is_like(value)) {
@@ -113,7 +137,7 @@ impl Kind {
             Kind::Text => value.is_string(),
             Kind::Word(words) => value.as_str().is_some_and(|word| words.contains(&word)),
             Kind::Object => value.is_object(),
-            Kind::List(..) | Kind::Either(_) | Kind::Ids | Kind::Prompts(_) => false,
+            Kind::List(..) | Kind::Either(_) | Kind::Ids | Kind::Prompts(_) | Kind::Unsupported(_) => false,
         };
         if fits { Ok(()) } else { Err(self.refusal(name, value)) }
     }
@@ -122,7 +146,7 @@ impl Kind {
         ApiError::field(name, format!("must be {self}")).quoting(format!(", it is {}", show(value)))
     }
 
-    /// Whether it is kept apart from other fields.
+    /// Returns whether it is kept apart from other fields.
     pub fn is_prompts(&self) -> bool {
         matches!(self, Kind::Ids | Kind::Prompts(_))
     }
@@ -134,12 +158,12 @@ impl Kind {
             Kind::Text | Kind::Word(_) => value.is_string(),
             Kind::List(inner, _) => value.as_array().is_some_and(|items| items.iter().all(|item| inner.is_like(item))),
             Kind::Object => value.is_object(),
-            Kind::Ids | Kind::Prompts(_) => false,
+            Kind::Ids | Kind::Prompts(_) | Kind::Unsupported(_) => false,
             Kind::Either(kinds) => kinds.iter().any(|kind| kind.is_like(value)),
         }
     }
 
-    /// Its JSON schema.
+    /// Returns its JSON schema.
     pub fn schema(&self) -> Value {
         match self {
             Kind::Bool => json!({"type": "boolean"}),
@@ -161,6 +185,7 @@ impl Kind {
                 json!({"oneOf": [text, ids, list(text.clone()), list(ids.clone())]})
             }
             Kind::Either(kinds) => json!({"oneOf": kinds.iter().map(Kind::schema).collect::<Vec<_>>()}),
+            Kind::Unsupported(_) => json!({"deprecated": true}),
         }
     }
 }
@@ -185,17 +210,18 @@ impl std::fmt::Display for Kind {
                 .iter()
                 .enumerate()
                 .try_for_each(|(i, kind)| write!(f, "{}{kind}", if i > 0 { " or " } else { "" })),
+            Kind::Unsupported(_) => write!(f, "absent"),
         }
     }
 }
 
-/// A number without a fraction, also where it is written with one (`5.0`).
+/// Returns a number without a fraction, also where it is written with one (`5.0`).
 pub fn whole(value: &Value) -> Option<i128> {
     let number = value.as_number()?;
     number.as_i128().or_else(|| number.as_f64().filter(|x| x.fract() == 0.0 && x.abs() < 1e15).map(|x| x as i128))
 }
 
-/// A value for a message: short, whatever it is.
+/// Returns a value for a message: short, whatever it is.
 pub fn show(value: &Value) -> String {
     match value {
         Value::Array(items) => format!("a list of {}", items.len()),
@@ -276,10 +302,15 @@ mod tests {
             field("stop", Kind::Either(&[Kind::Text, Kind::List(&Kind::Text, 2)]), ""),
             field("mode", Kind::Word(&["a", "b"]), ""),
             field("on", Kind::Bool, ""),
+            unsupported("plan", "it is too early"),
         ];
         let cases = [
             (json!({"n": 1, "t": 2, "stop": "x", "mode": "b", "on": false, "else": {"n": "?"}}), None),
             (json!({"n": 8.0, "t": null, "stop": ["x", "y"]}), None),
+            (json!({"plan": false}), None),
+            (json!({"plan": []}), None),
+            (json!({"plan": true}), Some("`plan` is unsupported: it is too early")),
+            (json!({"plan": {}}), Some("`plan` is unsupported: it is too early")),
             (json!({"n": 0}), Some("`n` must be a whole number from 1 to 8, it is 0")),
             (json!({"n": 1.5}), Some("`n` must be a whole number from 1 to 8, it is 1.5")),
             (json!({"n": u64::MAX}), Some("`n` must be a whole number from 1 to 8, it is 18446744073709551615")),

@@ -30,7 +30,7 @@ pub struct File<'a> {
 }
 
 impl Marks {
-    /// The marks that a vocabulary has.
+    /// Returns the marks that a vocabulary has.
     ///
     /// # Errors
     /// A sentence for the client, where it has none.
@@ -39,16 +39,17 @@ impl Marks {
             let [prefix, suffix, middle] = names.map(|name| tokenizer.token_to_id(name));
             Some((prefix?, suffix?, middle?))
         };
-        let (prefix, suffix, middle) = NAMES.into_iter().find_map(find).ok_or_else(|| {
-            ApiError::bad("the model cannot fill a gap: its vocabulary has no marks for prefix, suffix and middle")
-        })?;
+        let (prefix, suffix, middle) = NAMES
+            .into_iter()
+            .find_map(find)
+            .ok_or_else(|| ApiError::bad("this model has no fill-in-the-middle (FIM) tokens"))?;
         let pair = (tokenizer.token_to_id("<|repo_name|>"), tokenizer.token_to_id("<|file_sep|>"));
         let repository = if let (Some(name), Some(file)) = pair { Some((name, file)) } else { None };
         Ok(Marks { prefix, suffix, middle, repository })
     }
 
-    /// The tokens after which the model writes what stands between `prefix` and `suffix`. Files stand before, in the
-    /// order of Qwen2.5-Coder's report where the vocabulary has its marks.
+    /// Returns the tokens after which the model writes what stands between `prefix` and `suffix`. Files stand before,
+    /// in the order of Qwen2.5-Coder's report where the vocabulary has its marks.
     pub fn prompt(&self, tokenizer: &Tokenizer, files: &[File<'_>], prefix: &str, suffix: &str) -> Vec<u32> {
         let mut tokens: Vec<u32> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
         // What people write is text, whatever it looks like.
@@ -83,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    /// A vocabulary of single letters and these marks.
+    /// Returns a vocabulary of single letters and these marks.
     fn tokenizer(marks: &[&str]) -> Tokenizer {
         let letters = ["a", "b", "c", "\u{10a}", "<", "|", ">", "f", "i", "m"];
         let vocab: serde_json::Map<_, _> = letters.iter().enumerate().map(|(i, l)| (l.to_string(), json!(i))).collect();

@@ -18,8 +18,8 @@ use super::common::Common;
 use super::error::ApiError;
 use super::worker::lock;
 use super::{Places, Started};
-use crate::args::{BackendKind, SamplingArgs, StepArgs};
-use crate::device::Held;
+use crate::args::{SamplingArgs, StepArgs};
+use crate::device::{Chosen, Held};
 use crate::load::{self, EngineSetup, Model, Prepared};
 use crate::memory::TooLarge;
 use crate::out;
@@ -28,6 +28,8 @@ use crate::out;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often it looks.
 const LOOK: Duration = Duration::from_millis(50);
+/// How often idle models are looked for.
+const LOOK_IDLE: Duration = Duration::from_millis(200);
 /// Maximum number of names in a message.
 const SHOWN: usize = 20;
 
@@ -51,27 +53,37 @@ pub struct Loader {
     pub gpu_memory: Option<usize>,
     /// Bytes that all models may take together where nothing is promised, their files included.
     pub room: Held,
+    /// How long a model stays that no request uses; for good when `None`.
+    pub idle: Option<Duration>,
+}
+
+/// A further name of a model, in which `*` stands for any text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alias {
+    pub name: String,
+    pub model: String,
 }
 
 /// All models of a server.
 pub struct Fleet {
     pub common: Arc<Common>,
-    entries: Mutex<Vec<Entry>>,
+    aliases: Vec<Alias>,
+    entries: Mutex<Vec<FleetEntry>>,
     /// `None` where the one model is always there.
     loader: Option<Loader>,
     /// Whoever holds it loads a model.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
-struct Entry {
+struct FleetEntry {
     info: ModelInfo,
     /// `None` of the one model that is always there.
     listed: Option<Arc<Listed>>,
-    state: State,
+    state: ModelState,
     last_used: Instant,
 }
 
-enum State {
+enum ModelState {
     /// Not loaded; why not, where it was tried last and failed.
     Absent(Option<String>),
     Loading,
@@ -86,41 +98,57 @@ struct Loaded {
 }
 
 impl Fleet {
-    /// A server of one model.
+    /// Returns a server of one model.
     pub fn of_one(common: Arc<Common>, app: Arc<App>, thread: JoinHandle<()>) -> Fleet {
         let info = app.model.clone();
-        let state = State::Loaded(Loaded { app, thread, held: Held::default() });
-        let entry = Entry { info, listed: None, state, last_used: Instant::now() };
-        Fleet { common, entries: Mutex::new(vec![entry]), loader: None, turn: Arc::default() }
+        let state = ModelState::Loaded(Loaded { app, thread, held: Held::default() });
+        let entry = FleetEntry { info, listed: None, state, last_used: Instant::now() };
+        Fleet { common, aliases: Vec::new(), entries: Mutex::new(vec![entry]), loader: None, turn: Arc::default() }
     }
 
-    /// A server of several; reads the header of each.
+    /// Returns a server of several; reads the header of each.
     ///
     /// # Errors
     /// Two have the same name.
     pub fn of_several(common: Arc<Common>, models: Vec<Listed>, loader: Loader) -> Result<Fleet> {
-        let mut entries: Vec<Entry> = Vec::with_capacity(models.len());
+        let mut entries: Vec<FleetEntry> = Vec::with_capacity(models.len());
         for listed in models {
             let Listed { id, path, template, .. } = &listed;
             let same = entries.iter().filter_map(|other| other.listed.as_ref()).find(|other| other.id == *id);
             if let Some(other) = same {
                 let (a, b) = (other.path.display(), path.display());
-                return Err(anyhow!("serve {a} and {b}: both are called {id}; rename one, or leave it out"));
+                return Err(anyhow!("failed to serve {a} and {b}: both are named {id}; rename or omit one"));
             }
             let (info, why) = match look(path, id, template.is_some()) {
                 Ok(info) => (info, None),
                 Err(error) => (ModelInfo { id: id.clone(), ..ModelInfo::default() }, Some(said(&error, path, id))),
             };
             if let Some(why) = &why {
-                tracing::warn!(model = id, why, "a model cannot be loaded");
+                tracing::warn!(model = id, why, "failed to load a model");
             }
             let listed = Some(Arc::new(listed));
-            entries.push(Entry { info, listed, state: State::Absent(why), last_used: Instant::now() });
+            entries.push(FleetEntry { info, listed, state: ModelState::Absent(why), last_used: Instant::now() });
         }
-        Ok(Fleet { common, entries: Mutex::new(entries), loader: Some(loader), turn: Arc::default() })
+        common.unloads();
+        let entries = Mutex::new(entries);
+        Ok(Fleet { common, aliases: Vec::new(), entries, loader: Some(loader), turn: Arc::default() })
     }
 
-    /// The model of a request, loaded if it is not. Without a name it is the first; the only model has any name.
+    /// Returns the same, whose models have further names.
+    ///
+    /// # Errors
+    /// A name is that of no model.
+    pub fn with_aliases(self, aliases: Vec<Alias>) -> Result<Fleet> {
+        for Alias { name, model } in &aliases {
+            if self.find(Some(model)).is_err() {
+                return Err(anyhow!("--alias {name}={model}: no such model; served are {}", self.names().join(", ")));
+            }
+        }
+        Ok(Fleet { aliases, ..self })
+    }
+
+    /// Returns the model of a request, loaded if it is not. Without a name it is the first; the only model has any
+    /// name.
     ///
     /// # Errors
     /// 404 with the names there are, 503 while the server stops or others hold the memory, 500 with why it cannot be
@@ -136,7 +164,7 @@ impl Fleet {
         }
     }
 
-    /// The model that was used last, for what is asked without a name.
+    /// Returns the model that was used last, for what is asked without a name.
     pub async fn current(self: &Arc<Self>) -> Result<Arc<App>, ApiError> {
         let last = {
             let entries = lock(&self.entries);
@@ -149,22 +177,22 @@ impl Fleet {
         }
     }
 
-    /// All that are loaded.
+    /// Returns all that are loaded.
     pub fn all_loaded(&self) -> Vec<Arc<App>> {
-        lock(&self.entries).iter().filter_map(Entry::app).collect()
+        lock(&self.entries).iter().filter_map(FleetEntry::app).collect()
     }
 
-    /// Whether the engine of every loaded model lives.
+    /// Returns whether the engine of every loaded model lives.
     pub fn alive(&self) -> bool {
-        lock(&self.entries).iter().filter_map(Entry::app).all(|app| app.worker.alive())
+        lock(&self.entries).iter().filter_map(FleetEntry::app).all(|app| app.worker.alive())
     }
 
-    /// What `tell` says of each model, given its state.
+    /// Returns what `tell` says of each model, given its state.
     pub fn list(&self, tell: impl Fn(&ModelInfo, &Value) -> Value) -> Vec<Value> {
         lock(&self.entries).iter().map(|entry| tell(&entry.info(), &entry.status())).collect()
     }
 
-    /// The same of one.
+    /// Returns the same of one.
     ///
     /// # Errors
     /// 404 where there is none of this name.
@@ -174,12 +202,12 @@ impl Fleet {
         Ok(tell(&entries[i].info(), &entries[i].status()))
     }
 
-    /// Whether a model's own name is this.
+    /// Returns whether a model's own name is this.
     pub fn has(&self, name: &str) -> bool {
         lock(&self.entries).iter().any(|entry| entry.info.id == name)
     }
 
-    /// The names of all.
+    /// Returns the names of all.
     pub fn names(&self) -> Vec<String> {
         lock(&self.entries).iter().map(|entry| entry.info.id.clone()).collect()
     }
@@ -192,7 +220,7 @@ impl Fleet {
             list += &format!(" and {} more (/v1/models)", names.len() - SHOWN);
         }
         let name: String = name.chars().take(100).collect();
-        let error = ApiError::new(StatusCode::NOT_FOUND, format!("the model is not here; these are: {list}"));
+        let error = ApiError::new(StatusCode::NOT_FOUND, format!("model not found; served models: {list}"));
         ApiError { code: Some("model_not_found"), param: Some("model".into()), ..error }
             .quoting(format!(" (not {name:?})"))
     }
@@ -202,25 +230,32 @@ impl Fleet {
     /// # Errors
     /// The thread of one has failed.
     pub fn stop(&self) -> Result<()> {
-        let loaded: Vec<Loaded> = lock(&self.entries).iter_mut().filter_map(Entry::take).collect();
+        let loaded: Vec<Loaded> = lock(&self.entries).iter_mut().filter_map(FleetEntry::take).collect();
         loaded.iter().for_each(|loaded| loaded.app.worker.stop());
         let failed = loaded.into_iter().filter_map(|loaded| loaded.thread.join().err()).count();
-        if failed > 0 { Err(anyhow!("serve: the engine's thread failed")) } else { Ok(()) }
+        if failed > 0 { Err(anyhow!("failed to serve: the engine's thread failed")) } else { Ok(()) }
     }
 
     fn find(&self, name: Option<&str>) -> Result<usize, ApiError> {
-        let Some(name) = name.filter(|_| self.loader.is_some()) else { return Ok(0) };
         let entries = lock(&self.entries);
+        let Some(name) = name.filter(|_| entries.len() > 1) else { return Ok(0) };
         // Ollama's clients add the tag that goes without saying.
         let short = name.strip_suffix(":latest").unwrap_or(name);
         let ways: [&dyn Fn(&str) -> bool; 3] =
             [&|id| id == name, &|id| id == short, &|id| id.to_lowercase() == short.to_lowercase()];
         let found = ways.iter().find_map(|is| entries.iter().position(|entry| is(&entry.info.id)));
         drop(entries);
+        // Names of models come first, and no alias leads to another.
+        if found.is_none()
+            && let Some(alias) = self.aliases.iter().find(|alias| matches(&alias.name, short))
+            && alias.model != name
+        {
+            return self.find(Some(&alias.model));
+        }
         found.ok_or_else(|| self.unknown(name))
     }
 
-    /// A model that is loaded, from now on the one used last.
+    /// Returns a model that is loaded, from now on the one used last.
     fn loaded(&self, i: usize) -> Option<Arc<App>> {
         let mut entries = lock(&self.entries);
         let app = entries[i].app()?;
@@ -240,17 +275,17 @@ impl Fleet {
             drop(turn);
             result
         });
-        task.await.unwrap_or_else(|error| Err(ApiError::internal(format!("load the model: {error}"))))
+        task.await.unwrap_or_else(|error| Err(ApiError::internal(format!("failed to load the model: {error}"))))
     }
 
     /// Loads a model; called by whoever has the turn, on a thread that may block.
     fn load(self: &Arc<Self>, i: usize) -> Result<Arc<App>, ApiError> {
-        let gone = || ApiError::internal("the model is gone");
+        let gone = || ApiError::internal("the model is no longer served");
         let loader = self.loader.as_ref().ok_or_else(gone)?;
         let listed = {
             let mut entries = lock(&self.entries);
             let listed = entries[i].listed.clone().ok_or_else(gone)?;
-            entries[i].state = State::Loading;
+            entries[i].state = ModelState::Loading;
             listed
         };
         let id = &listed.id;
@@ -266,7 +301,7 @@ impl Fleet {
                     "loaded"
                 );
                 let mut entries = lock(&self.entries);
-                entries[i].state = State::Loaded(Loaded { app: app.clone(), thread, held });
+                entries[i].state = ModelState::Loaded(Loaded { app: app.clone(), thread, held });
                 entries[i].last_used = Instant::now();
                 drop(entries);
                 // An engine that ends by itself is loaded again by the next request.
@@ -283,14 +318,14 @@ impl Fleet {
                 Ok(app)
             }
             Ok(None) => {
-                lock(&self.entries)[i].state = State::Absent(None);
-                let why = "other models are at work and hold the memory; try again later";
+                lock(&self.entries)[i].state = ModelState::Absent(None);
+                let why = "busy models hold the memory; try again later";
                 Err(ApiError { retry_after: Some(5), ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why) })
             }
             Err(error) => {
                 let why = said(&error, &listed.path, id);
-                tracing::warn!(model = id, why, "a model cannot be loaded");
-                lock(&self.entries)[i].state = State::Absent(Some(why.clone()));
+                tracing::warn!(model = id, why, "failed to load a model");
+                lock(&self.entries)[i].state = ModelState::Absent(Some(why.clone()));
                 Err(ApiError {
                     param: Some("model".into()),
                     ..ApiError::internal(format!("failed to load {id}: {why}"))
@@ -299,10 +334,10 @@ impl Fleet {
         }
     }
 
-    /// A model and the bytes that it takes; `None` where others hold the room and do not give it back.
+    /// Returns a model and the bytes that it takes; `None` where others hold the room and do not give it back.
     fn try_load(&self, loader: &Loader, listed: &Listed) -> Result<Option<(Started, Held)>> {
         let Listed { id, path, sampling, template, places, .. } = listed;
-        let model = load::open(Some(path))?.with_template(template.as_deref())?;
+        let model = load::open(Some(path))?.with_template(template.as_deref())?.drafting(listed.setup.draft.draft)?;
         let Some((setup, prepared)) = self.make_room(loader, &listed.setup, &model)? else { return Ok(None) };
         let session = load::start_prepared(model, &setup, prepared)?;
         session.placement.iter().for_each(|placement| tracing::info!(model = id, "{placement}"));
@@ -313,8 +348,8 @@ impl Fleet {
         Ok(Some((super::start(session, id.clone(), sampling, self.common.clone(), places)?, held)))
     }
 
-    /// How a model is loaded into the room that the others leave, or that they leave once those that nobody uses are
-    /// gone.
+    /// Returns how a model is loaded into the room that the others leave, or that they leave once those that no request
+    /// uses are gone.
     fn make_room(
         &self,
         loader: &Loader,
@@ -346,7 +381,7 @@ impl Fleet {
                 Err(error) if is_alone || !error.is::<TooLarge>() => return Err(error),
                 Err(_) => {}
             }
-            if !self.unload_one() {
+            if !self.unload_one(|_| true) {
                 if Instant::now() > end || self.common.draining() {
                     return Ok(None);
                 }
@@ -355,7 +390,7 @@ impl Fleet {
         }
     }
 
-    /// What the models that are loaded take.
+    /// Returns what the models that are loaded take.
     fn beside(&self, ordinal: usize) -> Beside {
         let entries = lock(&self.entries);
         let held = || entries.iter().filter_map(|entry| Some(entry.loaded()?.held));
@@ -366,20 +401,64 @@ impl Fleet {
         }
     }
 
-    /// Unloads the model unused for longest of those that nobody uses; false where there is none.
-    fn unload_one(&self) -> bool {
+    /// Unloads a model as soon as no request uses it; the next request that names it loads it again.
+    ///
+    /// # Errors
+    /// 404 for a name that no model has, 400 where the one model stays.
+    pub fn unload(&self, name: Option<&str>) -> Result<(), ApiError> {
+        let i = self.find(name)?;
+        if self.loader.is_none() {
+            let why = "the only model stays loaded; start the server with --sleep-idle-seconds to unload it";
+            return Err(ApiError::bad(why));
+        }
+        self.common.keep(&lock(&self.entries)[i].info.id, Duration::ZERO);
+        Ok(())
+    }
+
+    /// Unloads models that were idle for as long as they stay, until the server ends.
+    pub async fn watch(self: Arc<Self>) {
+        while self.loader.is_some() && !self.common.draining() {
+            tokio::time::sleep(LOOK_IDLE).await;
+            // While a model is loaded, loading makes room.
+            let Ok(turn) = self.turn.clone().try_lock_owned() else { continue };
+            let fleet = self.clone();
+            let task = tokio::task::spawn_blocking(move || {
+                while fleet.unload_idle() {}
+                drop(turn);
+            });
+            if let Err(error) = task.await {
+                tracing::error!(%error, "failed to unload idle models");
+            }
+        }
+    }
+
+    /// Unloads one model that was idle for as long as it stays; false where there is none.
+    fn unload_idle(&self) -> bool {
+        let idle = self.loader.as_ref().and_then(|loader| loader.idle);
+        let now = Instant::now();
+        // What is at work is idle from its end on.
+        lock(&self.entries).iter_mut().filter(|entry| !entry.is_idle()).for_each(|entry| entry.last_used = now);
+        self.unload_one(|entry| {
+            let stays = self.common.kept(&entry.info.id).or(idle);
+            stays.is_some_and(|stays| now.saturating_duration_since(entry.last_used) >= stays)
+        })
+    }
+
+    /// Unloads the model unused for longest of those that are idle and `may` go; false where there is none.
+    fn unload_one(&self, may: impl Fn(&FleetEntry) -> bool) -> bool {
         let taken = {
             let mut entries = lock(&self.entries);
-            let idle = entries.iter_mut().filter(|entry| entry.is_idle());
+            let idle = entries.iter_mut().filter(|entry| entry.is_idle() && may(entry));
             idle.min_by_key(|entry| entry.last_used).and_then(|entry| Some((entry.info.id.clone(), entry.take()?)))
         };
         let Some((id, Loaded { app, thread, .. })) = taken else { return false };
+        self.common.forget(&id);
         app.worker.stop();
         drop(app);
         if thread.join().is_err() {
             tracing::error!(model = id, "the engine's thread failed");
         }
-        backend::heap::give_back();
+        sys::heap::give_back();
         tracing::info!(model = id, "unloaded");
         true
     }
@@ -394,22 +473,37 @@ struct Beside {
 }
 
 impl Loader {
-    /// What a model may take of the promises beside others that take so many bytes of the host and of its GPU. A
-    /// promise that a preset makes for its model alone holds too.
+    /// Returns what a model may take of the promises besides others that take these bytes of the host and of its GPU.
+    /// A promise that a preset makes for its model alone holds too.
     fn left(&self, wanted: &EngineSetup, host: usize, gpu: usize) -> StepArgs {
         let own = wanted.step.gpu_memory;
         let gpu_memory = self.gpu_memory.map(|bytes| bytes.saturating_sub(gpu));
         let gpu_memory = gpu_memory.into_iter().chain(own).min();
         // Without a word about the GPU's memory, the promise of a model on it is about that.
-        let is_of_gpu = wanted.device.kind == BackendKind::Cuda && gpu_memory.is_none();
+        let is_of_gpu = wanted.device.kind == Chosen::Cuda && gpu_memory.is_none();
         let held = if is_of_gpu { gpu } else { host };
         StepArgs { memory: self.memory.map(|bytes| bytes.saturating_sub(held)), gpu_memory, ..wanted.step }
     }
 }
 
-impl Entry {
+/// Returns whether a text is what a pattern says, in which `*` stands for any text.
+fn matches(pattern: &str, text: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = text.strip_prefix(first) else { return false };
+    let Some(last) = parts.next_back() else { return rest.is_empty() };
+    for part in parts {
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+impl FleetEntry {
     fn loaded(&self) -> Option<&Loaded> {
-        if let State::Loaded(loaded) = &self.state { Some(loaded) } else { None }
+        if let ModelState::Loaded(loaded) = &self.state { Some(loaded) } else { None }
     }
 
     fn app(&self) -> Option<Arc<App>> {
@@ -418,8 +512,8 @@ impl Entry {
 
     fn take(&mut self) -> Option<Loaded> {
         self.loaded()?;
-        match std::mem::replace(&mut self.state, State::Absent(None)) {
-            State::Loaded(loaded) => Some(loaded),
+        match std::mem::replace(&mut self.state, ModelState::Absent(None)) {
+            ModelState::Loaded(loaded) => Some(loaded),
             other => {
                 self.state = other;
                 None
@@ -427,28 +521,28 @@ impl Entry {
         }
     }
 
-    /// Whether it is loaded and nobody uses it. Requests get it under the same lock.
+    /// Returns whether it is loaded and idle. Requests get it under the same lock.
     fn is_idle(&self) -> bool {
         self.loaded().is_some_and(|loaded| Arc::strong_count(&loaded.app) == 1 && loaded.app.worker.is_idle())
     }
 
-    /// What is known of it, from its engine where it is loaded.
+    /// Returns what is known of it, from its engine where it is loaded.
     fn info(&self) -> ModelInfo {
         self.loaded().map_or_else(|| self.info.clone(), |loaded| loaded.app.model.clone())
     }
 
-    /// Its state in llama-server's words.
+    /// Returns its state in llama-server's words.
     fn status(&self) -> Value {
         match &self.state {
-            State::Absent(None) => json!({"value": "unloaded"}),
-            State::Absent(Some(why)) => json!({"value": "unloaded", "failed": true, "why": why}),
-            State::Loading => json!({"value": "loading"}),
-            State::Loaded(_) => json!({"value": "loaded"}),
+            ModelState::Absent(None) => json!({"value": "unloaded"}),
+            ModelState::Absent(Some(why)) => json!({"value": "unloaded", "failed": true, "why": why}),
+            ModelState::Loading => json!({"value": "loading"}),
+            ModelState::Loaded(_) => json!({"value": "loaded"}),
         }
     }
 }
 
-/// What a model's header says of it.
+/// Returns what a model's header says of it.
 fn look(path: &Path, id: &str, has_template: bool) -> Result<ModelInfo> {
     let Model { checkpoint, plan, .. } = load::open(Some(path))?;
     let template = engine::folder::chat_template(&checkpoint)?;
@@ -470,11 +564,33 @@ fn look(path: &Path, id: &str, has_template: bool) -> Result<ModelInfo> {
     })
 }
 
-/// Why a model cannot be loaded, for clients: they know it by its name, and not where it lies.
+/// Returns why a model cannot be loaded, for clients: they know it by its name, and not where it lies.
 fn said(error: &anyhow::Error, path: &Path, id: &str) -> String {
     let text = out::chain(error);
     let full = path.to_string_lossy();
     let folder = path.parent().map(|folder| format!("{}/", folder.display())).filter(|folder| folder.len() > 1);
     let text = text.replace(&*full, id);
     folder.map_or(text.clone(), |folder| text.replace(&folder, ""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stars_stand_for_any_text() {
+        for (pattern, text, is) in [
+            ("claude-*", "claude-opus-4", true),
+            ("claude-*", "gpt-5", false),
+            ("*", "", true),
+            ("gpt", "gpt", true),
+            ("gpt", "gpt-5", false),
+            ("a*b*c", "a-b-b-c", true),
+            ("a*b*c", "a-c-b", false),
+            ("*mini", "gpt-5-mini", true),
+            ("a*a", "a", false),
+        ] {
+            assert_eq!(matches(pattern, text), is, "{pattern} {text}");
+        }
+    }
 }

@@ -14,9 +14,9 @@ use super::error::ApiError;
 use super::fields::Object;
 use super::limits::MAX_NUMBERS_BYTES;
 use super::log;
-use super::parts::{Part, Parts};
+use super::parts::{MessagePart, MessageParts};
 use super::room::Room;
-use super::worker::{Run, TokenLogprobs, Update};
+use super::worker::{RequestRun, TokenLogprobs, Update};
 
 /// What to generate.
 pub struct Job {
@@ -41,7 +41,7 @@ pub struct Parsing {
 }
 
 impl Parsing {
-    /// All is content.
+    /// Returns a parsing in which all is content.
     pub fn plain() -> Parsing {
         Parsing { format: Format::PLAIN, tools: Vec::new(), opened: false, hold: Hold::Head }
     }
@@ -54,9 +54,9 @@ pub enum Finish {
     Stop,
     /// This stop string did.
     StopString(String),
-    /// A limit did.
+    /// A limit did, or a call is not complete.
     Length,
-    /// It calls tools.
+    /// It calls tools, and all calls are complete.
     ToolCalls,
 }
 
@@ -85,12 +85,20 @@ pub struct Step {
 struct Choice {
     parser: Parser,
     in_thought: bool,
+    /// A call is complete.
     called: bool,
+    /// A call is not, and never will be.
+    is_cut: bool,
     ignore_eos: bool,
     stops: Vec<String>,
+    n_prompt: usize,
+    /// Tokens that came.
+    n_tokens: usize,
+    /// It is complete.
+    ended: bool,
 }
 
-/// What all answers of a request took together.
+/// Token counts and timings of a request, over all its answers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
     pub prompt: usize,
@@ -105,11 +113,13 @@ pub struct Totals {
 
 /// The answers of a request. Dropping it cancels what is not complete.
 pub struct Generation {
-    run: Run,
+    run: RequestRun,
     tokenizer: Arc<Tokenizer>,
     choices: Vec<Choice>,
     n: usize,
     request_id: String,
+    model: String,
+    who: Arc<log::Who>,
     start: Instant,
     pub totals: Totals,
     n_open: usize,
@@ -137,8 +147,12 @@ impl Generation {
             parser: Parser::new(parsing.format, &parsing.tools, parsing.opened, parsing.hold, app::random()),
             in_thought: parsing.opened,
             called: false,
+            is_cut: false,
             ignore_eos: request.ignore_eos,
             stops: request.stop_strings.clone(),
+            n_prompt: request.tokens.len(),
+            n_tokens: 0,
+            ended: false,
         };
         let choices: Vec<Choice> = all.iter().map(choice).collect();
         let n_open = choices.len();
@@ -149,6 +163,8 @@ impl Generation {
             choices,
             n,
             request_id,
+            model: app.model.id.clone(),
+            who: log::who(),
             start: Instant::now(),
             totals: Totals::default(),
             n_open,
@@ -157,7 +173,7 @@ impl Generation {
         })
     }
 
-    /// The next thing that happened; `None` when all answers are complete.
+    /// Returns the next thing that happened; `None` when all answers are complete.
     pub async fn next(&mut self) -> Option<Result<Step, ApiError>> {
         let (index, update) = self.run.next().await?;
         Some(self.take(index, update))
@@ -170,6 +186,7 @@ impl Generation {
         match update {
             Update::Token { token, text, logprobs, routing } => {
                 step.routing = routing;
+                choice.n_tokens += 1;
                 choice.parser.push(&text, &mut step.events);
                 let is_end = !choice.ignore_eos && self.tokenizer.is_end_of_generation(token);
                 // The end is no part of the text, nor are its numbers.
@@ -178,10 +195,15 @@ impl Generation {
                 self.totals.reasoning += usize::from(choice.in_thought);
             }
             Update::Done { reason, usage } => {
-                choice.parser.finish(&mut step.events);
+                choice.ended = true;
+                match reason {
+                    FinishReason::Length | FinishReason::ContextFull => choice.parser.cut(&mut step.events),
+                    _ => choice.parser.finish(&mut step.events),
+                }
                 choice.look(&step.events);
                 let finish = match reason {
-                    _ if choice.called => Finish::ToolCalls,
+                    FinishReason::Stop | FinishReason::StopString(_) if choice.is_cut => Finish::Length,
+                    FinishReason::Stop | FinishReason::StopString(_) if choice.called => Finish::ToolCalls,
                     FinishReason::Stop => Finish::Stop,
                     FinishReason::StopString(i) => {
                         choice.stops.get(i).map_or(Finish::Stop, |stop| Finish::StopString(stop.clone()))
@@ -197,11 +219,13 @@ impl Generation {
             // Only present where there is no answer.
             Update::Embedding(_) => {}
             Update::Failed(message) => return Err(ApiError::internal(message)),
+            Update::Unheld(message) => return Err(ApiError::bad(message)),
+            Update::Stopped => return Err(ApiError::stopping()),
         }
         Ok(step)
     }
 
-    /// All answers, when they are complete, with the room that is held for their numbers.
+    /// Returns all answers, when they are complete, with the room that is held for their numbers.
     pub async fn collect(mut self) -> Result<(Vec<Collected>, Totals, Option<Room>), ApiError> {
         let mut answers = vec![Collected::default(); self.choices.len()];
         while let Some(step) = self.next().await {
@@ -244,8 +268,10 @@ impl Choice {
             match event {
                 Event::Reasoning(_) => self.in_thought = true,
                 Event::Content(_) => self.in_thought = false,
-                Event::ToolCallStart { .. } => (self.in_thought, self.called) = (false, true),
-                Event::ToolCallArguments { .. } | Event::ToolCallEnd { .. } => {}
+                Event::ToolCallStart { .. } => self.in_thought = false,
+                Event::ToolCallArguments { .. } => {}
+                Event::ToolCallEnd { complete: true, .. } => self.called = true,
+                Event::ToolCallEnd { complete: false, .. } => self.is_cut = true,
             }
         }
     }
@@ -253,10 +279,18 @@ impl Choice {
 
 impl Drop for Generation {
     fn drop(&mut self) {
-        let Totals { prompt, cached, generated, preemptions, .. } = self.totals;
+        let Totals { mut prompt, cached, mut generated, preemptions, .. } = self.totals;
+        // Answers without an end count as far as they came.
+        for (i, choice) in self.choices.iter().enumerate().filter(|(_, choice)| !choice.ended) {
+            generated += choice.n_tokens;
+            prompt += if i.is_multiple_of(self.n) { choice.n_prompt } else { 0 };
+        }
         let ms = log::ms(self.start.elapsed());
-        let cancelled = self.n_open;
-        tracing::info!(request = %self.request_id, prompt, cached, generated, preemptions, cancelled, ms, "finished");
+        let (cancelled, model, who) = (self.n_open, &self.model, &self.who);
+        let (client, key) = (who.client.map(tracing::field::display), who.key.as_deref());
+        tracing::info!(
+            request = %self.request_id, model, prompt, cached, generated, preemptions, cancelled, client, key, ms, "finished"
+        );
     }
 }
 
@@ -290,7 +324,7 @@ impl Totals {
         })
     }
 
-    /// Where the time went, in llama-server's names.
+    /// Returns where the time went, in llama-server's names.
     pub fn timings(&self) -> Value {
         let ms = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
         let rate = |n: usize, time: Duration| match time.as_secs_f64() {
@@ -315,7 +349,7 @@ impl Totals {
 /// A whole answer.
 #[derive(Clone, Debug, Default)]
 pub struct Collected {
-    pub parts: Parts,
+    pub parts: MessageParts,
     pub logprobs: Vec<Logprob>,
     /// Of the prompt's tokens behind the first, when requested.
     pub prompt: Vec<Logprob>,
@@ -333,17 +367,17 @@ impl Collected {
         self.finish = step.finish.or(self.finish.take());
     }
 
-    /// All its text.
+    /// Returns all its text.
     pub fn content(&self) -> String {
         self.parts
             .list()
             .iter()
-            .filter_map(|part| if let Part::Text(t) = part { Some(t.as_str()) } else { None })
+            .filter_map(|part| if let MessagePart::Text(t) = part { Some(t.as_str()) } else { None })
             .collect()
     }
 }
 
-/// A token's text for logprobs; a part of a character shows as U+FFFD beside its bytes.
+/// Returns a token's text for logprobs; a part of a character shows as U+FFFD alongside its bytes.
 pub fn token_text(tokenizer: &Tokenizer, token: u32) -> (String, Vec<u8>) {
     let bytes = tokenizer.token_bytes(token).unwrap_or_default().to_vec();
     (String::from_utf8_lossy(&bytes).into_owned(), bytes)

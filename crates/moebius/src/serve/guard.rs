@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use axum::http::request::Parts;
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderName, StatusCode, Version, header};
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode, Version, header};
 
 use super::app::Keys;
 use super::error::ApiError;
@@ -47,19 +47,19 @@ impl Guard {
     /// 400, 403, 431 or 501, by what is wrong.
     pub fn check(&self, head: &Parts) -> Result<(), ApiError> {
         if head.method.as_str().len() > MAX_METHOD_BYTES {
-            return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, "there is no such method"));
+            return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, "unknown method"));
         }
         let fields = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
         if fields.sum::<usize>() > MAX_HEAD_BYTES {
             let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
-            return Err(ApiError::new(status, format!("the head has more than {MAX_HEAD_BYTES} bytes")));
+            return Err(ApiError::new(status, format!("the request's head has more than {MAX_HEAD_BYTES} bytes")));
         }
         // What is coded otherwise would be read as something else than the sender means.
         let mut codings = head.headers.get_all(header::TRANSFER_ENCODING).iter();
         if codings.next().is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
             || codings.next().is_some()
         {
-            return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, "the only transfer coding is chunked"));
+            return Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, "the only supported transfer coding is chunked"));
         }
         let host = one(&head.headers, header::HOST)?;
         // Whoever names a host in the target means that one (RFC 9112, 3.2.2).
@@ -72,17 +72,25 @@ impl Guard {
         };
         let authority = named.parse::<Authority>();
         let Some(name) = authority.as_ref().ok().map(Authority::host).filter(|name| !name.is_empty()) else {
-            return Err(ApiError::bad("the header `Host` names no host"));
+            return Err(ApiError::bad("the header `Host` does not name a host"));
         };
         if !self.serves(name) {
-            let why = "this host is not served here; --allowed-host adds names";
+            let name = super::log::cut(name, 100);
+            let why = format!("host {name} is not allowed; start the server with --allowed-host {name}");
             return Err(ApiError::new(StatusCode::FORBIDDEN, why));
         }
         let Some(origin) = one(&head.headers, header::ORIGIN)? else { return Ok(()) };
+        // The page's files are public, and browsers fetch its modules with an origin: after a proxy that passes it on
+        // without the host the page loads, and can tell why its requests are refused.
+        let path = head.uri.path();
+        if matches!(head.method, Method::GET | Method::HEAD) && (path == "/" || path.starts_with("/page/")) {
+            return Ok(());
+        }
         let ours = origin.split_once("://").is_some_and(|(_, rest)| rest.eq_ignore_ascii_case(named));
         match &self.origins {
             Some(allowed) if !ours && !allowed.iter().any(|allowed| allowed == origin) => {
-                let why = "pages of this origin may not call the server; --cors adds origins";
+                let origin = super::log::cut(origin, 100);
+                let why = format!("origin {origin} is not allowed; start the server with --cors {origin}");
                 Err(ApiError::new(StatusCode::FORBIDDEN, why))
             }
             _ => Ok(()),
@@ -97,14 +105,14 @@ impl Guard {
     }
 }
 
-/// The text of a field that may be there once.
+/// Returns the text of a field that may be there once.
 fn one(headers: &HeaderMap, name: HeaderName) -> Result<Option<&str>, ApiError> {
     let mut values = headers.get_all(&name).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
-        return Err(ApiError::bad(format!("the header `{name}` is there twice")));
+        return Err(ApiError::bad(format!("the header `{name}` appears twice")));
     }
-    value.to_str().map(Some).map_err(|_| ApiError::bad(format!("the header `{name}` is no text")))
+    value.to_str().map(Some).map_err(|_| ApiError::bad(format!("the header `{name}` is not text")))
 }
 
 #[cfg(test)]
@@ -132,13 +140,17 @@ mod tests {
             (local(), "/", &[], 400),
             (local(), "/", &[("host", "localhost"), ("host", "localhost")], 400),
             (local(), "http://evil.example/", &[("host", "localhost")], 403),
-            (local(), "/", &[("host", "localhost:1"), ("origin", "http://localhost:1")], 200),
-            (local(), "/", &[("host", "localhost:1"), ("origin", "http://localhost:2")], 403),
-            (local(), "/", &[("host", "localhost"), ("origin", "http://evil.example")], 403),
-            (local(), "/", &[("host", "localhost"), ("origin", "null")], 403),
-            (cors(), "/", &[("host", "localhost"), ("origin", "http://a.example")], 200),
-            (cors(), "/", &[("host", "localhost"), ("origin", "http://b.example")], 403),
-            (cors(), "/", &[("host", "a.example"), ("origin", "http://a.example")], 403),
+            (local(), "/x", &[("host", "localhost:1"), ("origin", "http://localhost:1")], 200),
+            (local(), "/x", &[("host", "localhost:1"), ("origin", "http://localhost:2")], 403),
+            (local(), "/x", &[("host", "localhost"), ("origin", "http://evil.example")], 403),
+            (local(), "/x", &[("host", "localhost"), ("origin", "null")], 403),
+            (local(), "/", &[("host", "localhost"), ("origin", "https://chat.example")], 200),
+            (local(), "/page/app.js", &[("host", "localhost"), ("origin", "https://chat.example")], 200),
+            (local(), "/page", &[("host", "localhost"), ("origin", "https://chat.example")], 403),
+            (local(), "/page/app.js", &[("host", "evil.example"), ("origin", "http://evil.example")], 403),
+            (cors(), "/x", &[("host", "localhost"), ("origin", "http://a.example")], 200),
+            (cors(), "/x", &[("host", "localhost"), ("origin", "http://b.example")], 403),
+            (cors(), "/x", &[("host", "a.example"), ("origin", "http://a.example")], 403),
             (named(), "/", &[("host", "model.example"), ("origin", "https://model.example")], 200),
             (named(), "/", &[("host", "evil.example")], 403),
             (open(), "/", &[("host", "evil.example"), ("origin", "http://b.example")], 200),
@@ -158,6 +170,8 @@ mod tests {
             let got = guard.check(&head).map_or_else(|error| error.status.as_u16(), |()| 200);
             assert_eq!(got, *status, "{guard:?} {target} {headers:?}");
         }
+        let foreign = Request::post("/").header("host", "localhost").header("origin", "http://evil.example");
+        assert_eq!(local().check(&foreign.body(()).unwrap().into_parts().0).unwrap_err().status, 403);
         let old = Request::get("/").version(Version::HTTP_10).body(()).unwrap().into_parts().0;
         assert!(local().check(&old).is_ok());
         let long = Request::get("/").header("host", "localhost").header("x", "y".repeat(MAX_HEAD_BYTES));

@@ -29,13 +29,14 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Sleep;
 use tower::ServiceExt;
 
-use super::limits::{HEAD_TIME, LOOK_TIME, MAX_CONNECTIONS, MAX_HEAD_BYTES, MAX_HEADERS, WRITE_TIME};
+use super::limits::{HEAD_TIME, KEPT_DESCRIPTORS, LOOK_TIME, MAX_CONNECTIONS, MAX_HEAD_BYTES, MAX_HEADERS, WRITE_TIME};
 use super::worker::lock;
+use crate::machine;
 
 /// Serves connections until `stop` says true, then waits until those that are in the middle of a request have ended.
 pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>) {
     let graceful = GracefulShutdown::new();
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let places = Arc::new(Semaphore::new(places()));
     let lines = Arc::new(Lines::default());
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME).max_headers(MAX_HEADERS).max_buf_size(MAX_HEAD_BYTES);
@@ -57,7 +58,7 @@ pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Recei
             Ok(accepted) => accepted,
             Err(error) => {
                 // Out of descriptors, or a client that left before it was let in: others continue.
-                tracing::warn!(%error, "a connection could not be accepted");
+                tracing::warn!(%error, "failed to accept a connection");
                 lines.make_room();
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
@@ -92,6 +93,21 @@ pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Recei
     graceful.shutdown().await;
 }
 
+/// Maximum number of connections on this system, whose bound on open files is raised as far as it lets.
+fn places() -> usize {
+    match machine::raise_descriptors() {
+        Some((limit, used)) => places_of(limit, used),
+        None => MAX_CONNECTIONS,
+    }
+}
+
+/// Maximum number of connections where `limit` files may be open and `used` are. What opens models, starts processes
+/// and reads the system's files needs some, so connections never get all.
+fn places_of(limit: usize, used: usize) -> usize {
+    let free = limit.saturating_sub(used);
+    free.saturating_sub(KEPT_DESCRIPTORS).max(free / 2).clamp(1, MAX_CONNECTIONS)
+}
+
 /// Open connections, in the order of their arrival.
 #[derive(Default)]
 struct Lines(Mutex<BTreeMap<u64, Arc<Line>>>);
@@ -114,6 +130,10 @@ impl Lines {
         }
     }
 }
+
+/// Where a request's connection comes from.
+#[derive(Clone, Copy, Debug)]
+pub struct Address(pub IpAddr);
 
 /// A connection.
 struct Line {
@@ -156,7 +176,9 @@ impl Line {
         let line = &open.0;
         line.may_interrupt.store(request.version() == Version::HTTP_11, Ordering::Relaxed);
         line.asked.notify_one();
-        let response = router.oneshot(request.map(Body::new)).await?;
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(Address(line.address));
+        let response = router.oneshot(request).await?;
         line.may_interrupt.store(false, Ordering::Relaxed);
         let is_events = |kind: &HeaderValue| kind.as_bytes().starts_with(b"text/event-stream");
         let takes_comments = response.headers().get(header::CONTENT_TYPE).is_some_and(is_events);
@@ -261,7 +283,7 @@ impl Patient {
         }
         let deadline = self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(WRITE_TIME)));
         ready!(deadline.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client stopped reading")))
     }
 }
 
@@ -304,5 +326,25 @@ impl AsyncWrite for Patient {
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(socket2::SockRef::from(&self.line.stream).shutdown(Shutdown::Write))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_descriptors_to_others() {
+        for (limit, used, places) in [
+            (1 << 20, 20, MAX_CONNECTIONS),
+            (2200, 20, MAX_CONNECTIONS),
+            (1024, 24, 1000 - KEPT_DESCRIPTORS),
+            (256, 16, 240 - KEPT_DESCRIPTORS),
+            (64, 14, 25),
+            (20, 14, 3),
+            (10, 14, 1),
+        ] {
+            assert_eq!(places_of(limit, used), places, "{used} of {limit}");
+        }
     }
 }

@@ -74,7 +74,11 @@ pub async fn ready(fleet: Arc<Fleet>, input: Input) -> Answer {
     if fleet.common.draining() {
         return Err(ApiError::stopping());
     }
+    let is_known = input.is_known;
     health(fleet.clone(), input).await?;
+    if !is_known {
+        return Ok(Json(json!({"status": "ok"})).into_response());
+    }
     let loaded = fleet.all_loaded();
     let stats: Vec<Stats> = loaded.iter().map(|app| app.worker.stats()).collect();
     let status = json!({

@@ -42,8 +42,11 @@ pub const MAX_HEADERS: usize = 100;
 pub const WRITE_TIME: Duration = Duration::from_secs(60);
 /// How often a connection that waits for its answer is looked at, whether its client is still there.
 pub const LOOK_TIME: Duration = Duration::from_millis(250);
-/// Maximum number of open connections. Another one takes the place of an idle one, or waits.
+/// Maximum number of open connections; fewer where the system allows fewer open files. Another one takes the place of
+/// an idle one, or waits.
 pub const MAX_CONNECTIONS: usize = 2048;
+/// Open files that connections leave to all else: models, processes that try grammars, files of the system.
+pub const KEPT_DESCRIPTORS: usize = 64;
 /// A stream that has nothing to say for this long says so, so that proxies keep it.
 pub const KEEP_ALIVE: Duration = Duration::from_secs(15);
 

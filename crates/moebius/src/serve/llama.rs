@@ -14,34 +14,34 @@ use super::completions;
 use super::error::{ApiError, Style};
 use super::fields::{Field, Kind, Object, Read, field};
 use super::fill::{File, Marks};
-use super::form::{self, Held};
+use super::form::{self, Constrained};
 use super::generate::{Finish, Generation, Job, Logprob, Parsing, Step, Totals, token_text};
 use super::limits::MAX_TOP_LOGPROBS;
-use super::routes::{Answer, Input};
+use super::routes::{Answer, Input, ignoring};
 use super::sampling;
 use super::sse::{self, Frames, Wire};
 use super::write::short;
 
-/// What `/completion` and `/infill` share beside the sampling.
+/// Fields of `/completion` and `/infill` besides the sampling.
 pub const COMMON: &[Field] = &[
-    field("model", Kind::Text, "which model answers; the only one has any name"),
-    field("stream", Kind::Bool, "send the text as it comes"),
-    field("n_predict", sampling::MAX_TOKENS, "most tokens of the text; -1, as when absent: until it ends"),
-    field("stop", sampling::STOP, "texts that end it"),
-    field("n_probs", Kind::Int(0, MAX_TOP_LOGPROBS as i128), "report so many alternatives for each token"),
-    field("cache_prompt", Kind::Bool, "not used: prefixes are always cached"),
-    field("id_slot", Kind::Int(-1, 1 << 31), "not used: there are no slots to choose"),
+    field("model", Kind::Text, "model to use; any name if only one is served"),
+    field("stream", Kind::Bool, "stream the text as server-sent events"),
+    field("n_predict", sampling::MAX_TOKENS, "maximum number of tokens to generate; default -1 for no limit"),
+    field("stop", sampling::STOP, "texts that end the completion"),
+    field("n_probs", Kind::Int(0, MAX_TOP_LOGPROBS as i128), "number of top alternatives to return per token"),
+    field("cache_prompt", Kind::Bool, "ignored: prefixes are always cached"),
+    field("id_slot", Kind::Int(-1, 1 << 31), "ignored: the server has no fixed slots"),
 ];
 
-/// What `/completion` takes beside.
-pub const COMPLETION: &[Field] = &[field("prompt", Kind::Prompts(1), "a text, or its tokens")];
+/// Further fields of `/completion`.
+pub const COMPLETION: &[Field] = &[field("prompt", Kind::Prompts(1), "text or token ids")];
 
-/// What `/infill` takes beside.
+/// Further fields of `/infill`.
 pub const INFILL: &[Field] = &[
-    field("input_prefix", Kind::Text, "what stands before the gap"),
-    field("input_suffix", Kind::Text, "what stands behind it"),
-    field("input_extra", Kind::List(&Kind::Object, 256), "other files: filename and text of each"),
-    field("prompt", Kind::Text, "the beginning of what fills the gap"),
+    field("input_prefix", Kind::Text, "text before the gap"),
+    field("input_suffix", Kind::Text, "text after the gap"),
+    field("input_extra", Kind::List(&Kind::Object, 256), "other files, each with filename and text"),
+    field("prompt", Kind::Text, "beginning of the text that fills the gap"),
 ];
 
 pub async fn completion(app: Arc<App>, mut input: Input) -> Answer {
@@ -85,13 +85,14 @@ async fn answer(app: Arc<App>, input: Input, tokens: Vec<u32>) -> Answer {
     request.stop_strings = sampling::stops(&body, "stop")?;
     request.max_new_tokens = sampling::max_tokens(&body, &["n_predict"]).unwrap_or(usize::MAX);
     request.logprobs = body.size("n_probs").filter(|n| *n > 0);
-    let held = Held { form: form::of(&body)?, ..Held::default() };
-    request.constraint = form::constraint(&app, Format::PLAIN, held).await?;
+    let held = Constrained { form: form::of(&body)?, ..Constrained::default() };
+    let (constraint, ignored) = form::constraint(&app, Format::PLAIN, held).await?;
+    request.constraint = constraint;
     let job = Job { requests: vec![request], n: 1, parsing: Parsing::plain(), room };
     let generation = Generation::start(&app, request_id.clone(), job).await?;
-    let head = Head { app: app.clone(), prompt, request_id };
+    let head = LlamaHead { app: app.clone(), prompt, request_id };
     if body.flag("stream").unwrap_or(false) {
-        return Ok(sse::respond(generation, Stream { head, finish: None }));
+        return Ok(ignoring(sse::respond(generation, LlamaStream { head, finish: None }), ignored));
     }
     let (answers, totals, _) = generation.collect().await?;
     let answer = answers.into_iter().next().unwrap_or_default();
@@ -99,17 +100,17 @@ async fn answer(app: Arc<App>, input: Input, tokens: Vec<u32>) -> Answer {
     if !answer.logprobs.is_empty() {
         object.insert("completion_probabilities".into(), head.probabilities(&answer.logprobs));
     }
-    Ok(Json(Value::Object(object)).into_response())
+    Ok(ignoring(Json(Value::Object(object)).into_response(), ignored))
 }
 
-struct Head {
+struct LlamaHead {
     app: Arc<App>,
     prompt: String,
     request_id: String,
 }
 
-impl Head {
-    /// The whole answer, or what ends a stream.
+impl LlamaHead {
+    /// Returns the whole answer, or what ends a stream.
     fn last(&self, content: &str, finish: Option<&Finish>, totals: &Totals) -> Object {
         let (stop_type, word) = match finish {
             Some(Finish::Length) => ("limit", ""),
@@ -149,12 +150,12 @@ impl Head {
 }
 
 /// The text as it comes.
-struct Stream {
-    head: Head,
+struct LlamaStream {
+    head: LlamaHead,
     finish: Option<Finish>,
 }
 
-impl Wire for Stream {
+impl Wire for LlamaStream {
     fn open(&mut self, _: &mut Frames) {}
 
     fn step(&mut self, step: Step, out: &mut Frames) {
@@ -174,7 +175,7 @@ impl Wire for Stream {
     }
 
     fn close(&mut self, totals: &Totals, out: &mut Frames) {
-        out.data(&self.head.last("", self.finish.as_ref(), totals).into());
+        out.data(&self.head.last("", self.finish.as_ref(), totals));
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut Frames) {

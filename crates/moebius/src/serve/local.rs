@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -22,8 +22,10 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tower::ServiceExt;
 
-use crate::args::{Cli, Command, EngineArgs, ServeArgs};
+use crate::args::{BackendKind, Cli, Command, CopyArg, EngineArgs, ServeArgs};
+use crate::find;
 use crate::load::{self, Sequence};
+pub use crate::load::{Traced, Wanted};
 
 use super::app::{App, Keys};
 use super::common::Common;
@@ -31,6 +33,14 @@ use super::fleet::Fleet;
 use super::guard::{Door, Guard};
 use super::worker::lock;
 use super::{Places, Started, http, routes};
+
+/// Fetches a model of Hugging Face's (`ORG/REPO:TYPE`) unless it is on this machine; the path to open.
+///
+/// # Errors
+/// There is none of that name, or it cannot be fetched.
+pub fn pull(name: &Path) -> Result<PathBuf> {
+    find::resolve_or_pull(name, true)
+}
 
 /// A sequence for logits has room for a multiple of so many positions.
 const LOGITS_ROOM: usize = 256;
@@ -44,7 +54,8 @@ pub struct Local {
     runtime: Runtime,
     path: Option<PathBuf>,
     engine: EngineArgs,
-    /// A program of its own, made by the first request for logits.
+    parallel: usize,
+    /// Another program than the engine's, made by the first request for logits.
     sequence: Mutex<Option<Scored>>,
     is_closed: AtomicBool,
     /// What a user should know: where weights are, what was not possible.
@@ -84,6 +95,10 @@ pub struct About {
     pub is_embedded: bool,
     /// Whether it knows conversations.
     pub has_chat_template: bool,
+    /// Answers that are computed at a time.
+    pub parallel: usize,
+    /// Layer, number of experts and number a token of every router, in order of layers.
+    pub routers: Vec<(u32, usize, usize)>,
 }
 
 impl Local {
@@ -94,16 +109,17 @@ impl Local {
     /// A flag is wrong, or the model cannot be loaded.
     pub fn open(flags: Vec<OsString>) -> Result<Arc<Local>> {
         let args = parse(flags)?;
-        let ServeArgs { model, chat_template_file, alias, max_queue, sampling, .. } = &args;
-        let path = model.first().cloned();
+        let ServeArgs { chat_template_file, alias, max_queue, sampling, .. } = &args;
+        let path = args.models().first().cloned();
         let setup = super::setup(&args, false)?;
         let model = load::open(path.as_deref())?.with_template(chat_template_file.as_deref())?;
-        let id = alias.clone().unwrap_or_else(|| super::model_name(path.as_deref()));
+        let id = super::names(alias)?.0.unwrap_or_else(|| super::model_name(path.as_deref()));
         let session = load::start_with(model, &setup)?;
         let sampling = session.sampling(sampling)?;
         let notes = session.placement.iter().chain(&session.warning).cloned().collect();
         let backend = session.backend.clone();
-        let places = Places { parallel: session.sequences, queue: usize::from(*max_queue) };
+        let parallel = session.sequences;
+        let places = Places { parallel, queue: usize::from(*max_queue) };
         let common = Arc::new(Common::new(crate::trial::process()));
         let Started { app, thread, .. } = super::start(session, id, sampling, common.clone(), places)?;
         let fleet = Arc::new(Fleet::of_one(common, app.clone(), thread));
@@ -115,6 +131,7 @@ impl Local {
             runtime: runtime(1)?,
             path,
             engine: args.engine.clone(),
+            parallel,
             sequence: Mutex::new(None),
             is_closed: AtomicBool::new(false),
             notes,
@@ -123,9 +140,9 @@ impl Local {
         }))
     }
 
-    /// What the model is.
+    /// Returns what the model is.
     pub fn about(&self) -> About {
-        let model = &self.app.model;
+        let (model, routers) = (&self.app.model, self.app.worker.routing().routers());
         About {
             name: model.id.clone(),
             description: model.description.clone(),
@@ -137,10 +154,12 @@ impl Local {
             bytes: model.size_bytes,
             is_embedded: model.embedded,
             has_chat_template: model.has_template,
+            parallel: self.parallel,
+            routers: routers.iter().map(|router| (router.layer, router.n_expert, router.n_used)).collect(),
         }
     }
 
-    /// A request to a route, POST where it has a body of JSON. Nothing happens before it is waited for.
+    /// Returns a request to a route, POST where it has a body of JSON. Nothing happens before it is waited for.
     ///
     /// # Errors
     /// The model is closed, or the path is none.
@@ -150,11 +169,11 @@ impl Local {
             Some(body) => Request::post(path).header(header::CONTENT_TYPE, "application/json").body(Body::from(body)),
             None => Request::get(path).body(Body::empty()),
         };
-        let mut request = request.with_context(|| format!("ask {path:?}"))?;
+        let mut request = request.with_context(|| format!("failed to ask {path:?}"))?;
         request.headers_mut().insert(header::HOST, header::HeaderValue::from_static("localhost"));
         let router = self.router.clone();
         let answer = async move { router.oneshot(request).await.unwrap_or_else(|never| match never {}) };
-        Ok(Call { state: State::Asked(Box::pin(answer)), local: self.clone() })
+        Ok(Call { state: CallState::Asked(Box::pin(answer)), local: self.clone() })
     }
 
     /// Logits behind each token of a sequence, in rows of the vocabulary. Tokens with `start` at 0 begin a sequence of
@@ -163,35 +182,48 @@ impl Local {
     /// # Errors
     /// A token is not in the vocabulary, the sequence does not fit, or computing fails.
     pub fn logits(&self, tokens: &[u32], start: usize, positions: usize) -> Result<Vec<f32>> {
+        Ok(self.trace(tokens, start, positions, Wanted { logits: true, ..Wanted::default() })?.logits)
+    }
+
+    /// The same for all that a model computes at a token: logits, its hidden state, the chosen experts.
+    ///
+    /// # Errors
+    /// As [`Local::logits`].
+    pub fn trace(&self, tokens: &[u32], start: usize, positions: usize, wanted: Wanted) -> Result<Traced> {
         self.check_open()?;
         let n_vocab = self.app.model.n_vocab;
         if let Some(id) = tokens.iter().find(|&&id| id as usize >= n_vocab) {
-            bail!("compute logits: token {id}, the vocabulary has {n_vocab} tokens");
+            bail!("failed to compute logits: token {id} is outside the vocabulary of {n_vocab}");
         }
         let mut held = lock(&self.sequence);
         if start == 0 && held.as_ref().is_none_or(|held| held.positions < positions) {
             // The old one goes first: there may be no memory for both.
             *held = None;
             let positions = positions.next_multiple_of(LOGITS_ROOM);
-            // As the command `logits`: on the CPU where nobody said.
-            let sequence = Sequence::start(&load::open(self.path.as_deref())?, &self.engine, positions)?;
+            // As the command `logits`: on the CPU unless a backend is named. What the engine reads from the mapped file
+            // is not in memory twice then, as nothing is copied.
+            let mut engine = self.engine.clone();
+            let is_on_cpu = matches!(engine.backend, None | Some(BackendKind::Cpu));
+            let may_stream = engine.step.memory.is_some() && engine.step.copy_weights == CopyArg::Auto;
+            if is_on_cpu && !may_stream {
+                engine.step.copy_weights = CopyArg::None;
+            }
+            let sequence = Sequence::start(&load::open(self.path.as_deref())?, &engine, positions)?;
             *held = Some(Scored { sequence, positions });
         }
         let Some(Scored { sequence, positions }) = held.as_mut() else {
-            bail!("compute logits: the sequence has no beginning");
+            bail!("failed to compute logits: the sequence has no beginning");
         };
         if start == 0 {
             sequence.rewind();
         }
         if start + tokens.len() > *positions {
-            bail!("compute logits: {} tokens, there is room for {positions}", start + tokens.len());
+            bail!(
+                "failed to compute logits: {} tokens were given, there is room for {positions}",
+                start + tokens.len()
+            );
         }
-        let mut logits = Vec::with_capacity(tokens.len() * n_vocab);
-        sequence.feed(tokens, |_, row| {
-            logits.extend_from_slice(row);
-            Ok(())
-        })?;
-        Ok(logits)
+        sequence.trace(tokens, wanted)
     }
 
     /// Sequences that the engine computes now, and pages of its cache that are in use.
@@ -211,7 +243,7 @@ impl Local {
         let ServeArgs { host, port, allowed_host, cors, .. } = &args;
         let keys = match keys.is_empty() {
             true => Keys::default(),
-            false => Keys::parse(keys).map_err(|why| anyhow!("serve: {why}"))?,
+            false => Keys::parse(keys).map_err(|why| anyhow!("failed to serve: {why}"))?,
         };
         let guard = Guard::new(*host, allowed_host, cors, !keys.is_empty());
         let mut router = routes::router(self.fleet.clone(), Arc::new(Door { guard, keys }));
@@ -222,7 +254,7 @@ impl Local {
         let address = (*host, *port);
         let listener = runtime
             .block_on(TcpListener::bind(address))
-            .with_context(|| format!("listen on {}:{} (port 0 takes a free one)", address.0, address.1))?;
+            .with_context(|| format!("failed to listen on {}:{} (port 0 picks a free one)", address.0, address.1))?;
         let port = listener.local_addr().context("listen")?.port();
         let (stop, stopped) = watch::channel(false);
         let task = runtime.spawn(http::serve(listener, router, stopped));
@@ -244,10 +276,10 @@ impl Local {
 
     fn check_open(&self) -> Result<()> {
         if self.process != std::process::id() {
-            bail!("use the model: it was loaded before a fork, whose child has no engine; load it in the child");
+            bail!("failed to use the model: it was loaded before a fork, whose child process must load its own");
         }
         if self.is_closed.load(Ordering::Acquire) {
-            bail!("use the model: it is closed");
+            bail!("failed to use the model: it is closed");
         }
         Ok(())
     }
@@ -280,40 +312,40 @@ pub enum Got {
 
 /// A request under way. Dropping it cancels the request.
 pub struct Call {
-    state: State,
+    state: CallState,
     /// Keeps the engine and the runtime; behind the state, which is dropped first.
     local: Arc<Local>,
 }
 
-enum State {
+enum CallState {
     Asked(Pin<Box<dyn Future<Output = Response> + Send>>),
     Answered(BodyDataStream),
     Ended,
 }
 
 impl Call {
-    /// The next thing that happens within `patience`.
+    /// Returns the next thing that happens within `patience`.
     pub fn wait(&mut self, patience: Duration) -> Got {
         let Call { state, local } = self;
         local.runtime.block_on(async {
             match state {
-                State::Ended => Got::End,
-                State::Asked(answer) => match tokio::time::timeout(patience, answer).await {
+                CallState::Ended => Got::End,
+                CallState::Asked(answer) => match tokio::time::timeout(patience, answer).await {
                     Err(_) => Got::Nothing,
                     Ok(response) => {
                         let ignored = response.headers().get("x-ignored-fields");
                         let ignored = ignored.and_then(|names| names.to_str().ok()).map(str::to_string);
                         let status = response.status().as_u16();
-                        *state = State::Answered(response.into_body().into_data_stream());
+                        *state = CallState::Answered(response.into_body().into_data_stream());
                         Got::Head { status, ignored }
                     }
                 },
-                State::Answered(body) => match tokio::time::timeout(patience, body.next()).await {
+                CallState::Answered(body) => match tokio::time::timeout(patience, body.next()).await {
                     Err(_) => Got::Nothing,
                     Ok(Some(Ok(piece))) => Got::Piece(piece),
                     // Bodies here come out of memory: there is nothing that could fail.
                     Ok(Some(Err(_)) | None) => {
-                        *state = State::Ended;
+                        *state = CallState::Ended;
                         Got::End
                     }
                 },
@@ -332,7 +364,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Where it listens: `http://127.0.0.1:8080`.
+    /// Returns where it listens: `http://127.0.0.1:8080`.
     pub fn url(&self) -> String {
         format!("http://{}", std::net::SocketAddr::new(self.host, self.port))
     }
@@ -358,7 +390,12 @@ impl Drop for Server {
 
 fn runtime(threads: usize) -> Result<Runtime> {
     let mut builder = Builder::new_multi_thread();
-    builder.worker_threads(threads).max_blocking_threads(8).enable_all().build().context("start threads for requests")
+    builder
+        .worker_threads(threads)
+        .max_blocking_threads(8)
+        .enable_all()
+        .build()
+        .context("failed to start threads for requests")
 }
 
 /// Flags of `moebius serve`; what is wrong with one is told without the advice for command lines.
@@ -366,11 +403,11 @@ fn parse(flags: Vec<OsString>) -> Result<ServeArgs> {
     let words = ["moebius", "serve"].into_iter().map(OsString::from).chain(flags);
     match Cli::try_parse_from(words) {
         Ok(Cli { command: Command::Serve(args), .. }) => Ok(args),
-        Ok(_) => bail!("read the settings: they are another command's"),
+        Ok(_) => bail!("failed to read the settings: they belong to another command"),
         Err(said) => {
             let said = said.to_string();
             let first = said.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
-            bail!("read the settings: {}", first.lines().map(str::trim).collect::<Vec<_>>().join(" "))
+            bail!("failed to read the settings: {}", first.lines().map(str::trim).collect::<Vec<_>>().join(" "))
         }
     }
 }

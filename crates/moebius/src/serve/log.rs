@@ -2,13 +2,33 @@
 //! hold up a request. Characters that change how a line looks are written as their numbers. Knows no routes.
 
 use std::io::Write;
-use std::sync::OnceLock;
+use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::args::{LogFormat, LogLevel, ServeArgs};
+
+tokio::task_local! {
+    /// Whose request a task answers.
+    pub static WHO: Arc<Who>;
+}
+
+/// Who asks: what lines about a request say.
+#[derive(Debug, Default)]
+pub struct Who {
+    /// The address that the connection comes from: the client's, or a proxy's.
+    pub client: Option<IpAddr>,
+    /// The name of its key.
+    pub key: Option<Arc<str>>,
+}
+
+/// Returns whose request this task answers; empty in other programs.
+pub fn who() -> Arc<Who> {
+    WHO.try_with(Clone::clone).unwrap_or_default()
+}
 
 /// Lines that may wait for a slow reader.
 const MAX_WAITING: usize = 4096;
@@ -100,7 +120,7 @@ impl Drop for Line {
     }
 }
 
-/// A line in which only its end is no plain character.
+/// Returns a line in which only its end is no plain character.
 fn inert(text: &str, format: LogFormat) -> String {
     let body = text.strip_suffix('\n').unwrap_or(text);
     let mut out = String::with_capacity(text.len() + 1);

@@ -26,8 +26,10 @@ mod limits;
 mod llama;
 pub mod local;
 mod log;
+mod manage;
 mod metrics;
 mod ollama;
+mod openai;
 mod openapi;
 mod page;
 mod parts;
@@ -51,12 +53,13 @@ mod tests;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, anyhow, bail};
 use axum::Router;
 use axum::http::{HeaderValue, Method};
 use backend::Part;
+use checkpoint::visible;
 use engine::sampler::SamplerParams;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -65,15 +68,15 @@ use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use crate::args::{Command, ServeArgs, StepArgs};
 use crate::config::Preset;
-use crate::device::{self, Prefer};
+use crate::device;
 use crate::load::{self, EngineSetup, Session};
 use crate::machine::{self, bytes};
 use crate::prompts::Folder;
-use crate::{embedded, find};
+use crate::{embedded, find, input};
 
 use app::{App, Keys, ModelInfo};
 use common::Common;
-use fleet::{Fleet, Listed, Loader};
+use fleet::{Alias, Fleet, Listed, Loader};
 use guard::{Door, Guard};
 use rerank::Reranker;
 use worker::Worker;
@@ -81,35 +84,41 @@ use worker::Worker;
 /// Answers computed at a time when nobody says: of one model, and of each of several.
 const DEFAULT_PARALLEL: [usize; 2] = [16, 4];
 
+/// Time for the ends of answers that are cut off to reach their clients.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Longest file of keys.
+const MAX_KEYS_BYTES: u64 = 1 << 20;
+
 /// Serves the models of `args`; `presets` say what is different for one of several.
 pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
     log::start(args);
-    let keys = match &args.api_key_file {
-        None => Keys::default(),
-        Some(path) => {
-            let text = std::fs::read_to_string(path).with_context(|| format!("read keys from {}", path.display()))?;
-            Keys::parse(&text).map_err(|why| anyhow!("read keys from {}: {why}", path.display()))?
-        }
-    };
+    // Before it is read: a change in between is seen as one.
+    let stamp = args.api_key_file.as_deref().and_then(stamp);
+    let keys = args.api_key_file.as_deref().map(read_keys).transpose()?.unwrap_or_default();
     let cors = cors(&args.cors)?;
     let paths = paths(args)?;
     let several = paths.len() > 1;
-    if several && args.alias.is_some() {
-        bail!("serve {} models under one name (--alias): each has that of its file", paths.len());
+    let idle = args.sleep_idle_seconds.map(Duration::from_secs);
+    if idle.is_some() && paths.is_empty() {
+        bail!("--sleep-idle-seconds requires a model (-m): the built-in one is part of the program");
+    }
+    let (own_name, aliases) = names(&args.alias)?;
+    if several && own_name.is_some() {
+        bail!("--alias NAME requires a single model, {} are served; --alias NAME=MODEL names one", paths.len());
     }
     let setup = setup(args, several)?;
     let guard = Guard::new(args.host, &args.allowed_host, &args.cors, !keys.is_empty());
     let door = Arc::new(Door { guard, keys });
     let common = Arc::new(Common::new(crate::trial::process()));
     let places = Places { parallel: setup.sequences, queue: usize::from(args.max_queue) };
-    let (fleet, ended, summary) = match several {
+    let (fleet, ended, summary) = match several || idle.is_some() {
         true => {
             let resident_bytes = machine::resident_memory();
             let model = |path: PathBuf| {
                 let own = presets.iter().find(|(preset, _)| preset.is_for(&path));
                 let (id, own) = match own {
                     Some((preset, Command::Serve(own))) => (preset.name.clone(), own),
-                    _ => (model_name(Some(&path)), args),
+                    _ => (own_name.clone().unwrap_or_else(|| model_name(Some(&path))), args),
                 };
                 let setup = self::setup(own, several)?;
                 // Promises are those of the server.
@@ -120,16 +129,20 @@ pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
                 Ok(Listed { id, path, setup, sampling: own.sampling.clone(), template, places })
             };
             let StepArgs { memory, gpu_memory, .. } = args.engine.step;
-            let loader = Loader { memory, gpu_memory, room: device::free_memory(&setup.device) };
+            let loader = Loader { memory, gpu_memory, room: device::free_memory(&setup.device), idle };
             let fleet = Fleet::of_several(common, paths.into_iter().map(model).collect::<Result<_>>()?, loader)?;
             let names = fleet.names();
-            let summary = format!("{} models, loaded when requests name them: {}", names.len(), names.join(", "));
+            let shown: Vec<_> = names.iter().map(|name| visible(name)).collect();
+            let summary = match (several, args.sleep_idle_seconds) {
+                (false, Some(seconds)) => format!("unloaded after {seconds} s without a request"),
+                _ => format!("{} models, loaded when requests name them: {}", names.len(), shown.join(", ")),
+            };
             (fleet, None, summary)
         }
         false => {
             let path = paths.first().map(PathBuf::as_path);
             let model = load::open(path)?.with_template(args.chat_template_file.as_deref())?;
-            let id = args.alias.clone().unwrap_or_else(|| model_name(path));
+            let id = own_name.unwrap_or_else(|| model_name(path));
             let session = load::start_with(model, &setup)?;
             let summary = summary(&session);
             session.placement.iter().for_each(|placement| tracing::info!("{placement}"));
@@ -140,25 +153,33 @@ pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
             (Fleet::of_one(common, app, thread), Some(ended), summary)
         }
     };
-    let fleet = Arc::new(fleet);
+    let fleet = Arc::new(fleet.with_aliases(aliases)?);
 
-    backend::heap::set_up();
+    sys::heap::set_up();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(8)
         .enable_all()
         .build()
-        .context("start the server's threads")?;
+        .context("failed to start the server's threads")?;
     let address = std::net::SocketAddr::new(args.host, args.port);
-    let result = runtime.block_on(async {
+    let served = runtime.block_on(async {
         let listener = match systemd::socket()? {
             Some(listener) => listener,
             None => TcpListener::bind(address)
                 .await
-                .with_context(|| format!("listen on {address} (--port 0 takes a free one)"))?,
+                .with_context(|| format!("failed to listen on {address} (--port 0 picks a free one)"))?,
         };
         let address = listener.local_addr().context("listen")?;
-        let signals = Signals::new().context("listen for signals")?;
+        let signals = Signals::new().context("failed to listen for signals")?;
+        if idle.is_some() && !several {
+            // What is wrong with the one model is told at the start.
+            fleet.get(None).await.map_err(|error| anyhow!("{}", error.message))?;
+        }
+        tokio::spawn(fleet.clone().watch());
+        if let (Some(path), Some(stamp)) = (args.api_key_file.clone(), stamp) {
+            tokio::spawn(watch_keys(path, stamp, door.clone()));
+        }
         announce(address, &fleet, &summary, door.keys.is_empty());
         systemd::tell("READY=1");
         tokio::spawn(give_memory_back());
@@ -166,24 +187,33 @@ pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
             Some(cors) => routes::router(fleet.clone(), door).layer(cors),
             None => routes::router(fleet.clone(), door),
         };
-        serve_until_told(listener, router, &fleet, ended, signals, Duration::from_secs(args.drain_seconds)).await
+        let patience = Duration::from_secs(args.drain_seconds);
+        anyhow::Ok(serve_until_told(listener, router, &fleet, ended, signals, patience).await)
     });
-    fleet.stop()?;
+    let stopped = fleet.stop();
+    let result = served.and_then(|(result, connections)| {
+        // What is cut off is told so, and its client reads that.
+        if !connections.is_finished() {
+            let _ = runtime.block_on(async { tokio::time::timeout(LAST_WORDS, connections).await });
+        }
+        result
+    });
     // Connections that outlive the time they were given are cut off here.
     runtime.shutdown_timeout(Duration::from_secs(1));
     log::flush();
-    result
+    stopped.and(result)
 }
 
-/// How a model runs by the flags of a command line.
+/// Returns how a model runs by the flags of a command line.
 fn setup(args: &ServeArgs, several: bool) -> Result<EngineSetup> {
     Ok(EngineSetup {
         sequences: args.parallel.map_or(DEFAULT_PARALLEL[usize::from(several)], usize::from),
         fewer_will_do: args.parallel.is_none(),
+        step_time: args.step_time.map(|ms| Duration::from_millis(ms.into())),
         cache_tokens: args.cache_tokens,
         requests_bytes: limits::REQUESTS_BYTES,
         prompts: args.cache_dir.clone().map(|path| Folder { path, max_bytes: args.cache_disk as u64 }),
-        ..EngineSetup::of(&args.engine, Prefer::Gpu)?
+        ..EngineSetup::drafting(&args.engine, args.draft)?
     })
 }
 
@@ -229,9 +259,9 @@ fn start(
     let Session { engine, tokenizer, template, format, template_knows_tools, backend, pooling, .. } = session;
     let reranker = session.reranks.then(|| Reranker::new(&tokenizer, session.rerank_template.as_deref())).flatten();
     let counts_all = backend != "CUDA";
-    let metrics = common.metrics.clone();
+    let metrics = common.metrics.model(&model.id);
     let (worker, thread, ended) = Worker::start(engine, places.parallel, places.queue, metrics, counts_all)
-        .context("start the engine's thread")?;
+        .context("failed to start the engine's thread")?;
     let grammars = std::sync::OnceLock::new();
     let app = App {
         common,
@@ -249,23 +279,35 @@ fn start(
     Ok(Started { app: Arc::new(app), thread, ended })
 }
 
-/// The models that the command line names.
+/// Returns the models that the command line names.
 fn paths(args: &ServeArgs) -> Result<Vec<PathBuf>> {
-    let mut paths = args.model.clone();
+    let named = args.models();
+    let pulled = |path: &PathBuf| if args.pull { find::resolve_or_pull(path, true) } else { Ok(path.clone()) };
+    let mut paths = named.iter().map(pulled).collect::<Result<Vec<_>>>()?;
     // A slip of the pen is told now, and not by the first request. The one model is opened at once.
-    for path in args.model.iter().filter(|_| args.model.len() > 1 || args.models.is_some()) {
+    for path in paths.iter().filter(|_| named.len() > 1 || args.models.is_some()) {
         let found = find::resolve(path)?;
-        std::fs::metadata(&found).with_context(|| format!("open {}", found.display()))?;
+        std::fs::metadata(&found).with_context(|| format!("failed to open {}", found.display()))?;
     }
     if let Some(folder) = &args.models {
         let named: Vec<PathBuf> = paths.iter().filter_map(|path| path.canonicalize().ok()).collect();
         let is_new = |path: &PathBuf| path.canonicalize().map_or(true, |path| !named.contains(&path));
-        paths.extend(find::in_folder(folder)?.into_iter().filter(is_new));
+        // What is named must be right; of what a folder happens to hold, one of a name is left out.
+        for path in find::in_folder(folder)?.into_iter().filter(is_new) {
+            let name = model_name(Some(&path));
+            match paths.iter().find(|other| model_name(Some(other)) == name) {
+                Some(other) => tracing::warn!(
+                    path = %path.display(), other = %other.display(), "a model is left out: another has its name"
+                ),
+                None => paths.push(path),
+            }
+        }
     }
     Ok(paths)
 }
 
-/// Serves until a signal comes or the engine's thread ends; then lets what runs finish, within `patience`.
+/// Serves until a signal comes or the engine's thread ends; then lets what runs finish, within `patience`. Returns what
+/// still serves connections, too.
 async fn serve_until_told(
     listener: TcpListener,
     router: Router,
@@ -273,9 +315,9 @@ async fn serve_until_told(
     ended: Option<oneshot::Receiver<()>>,
     mut signals: Signals,
     patience: Duration,
-) -> Result<()> {
+) -> (Result<()>, tokio::task::JoinHandle<()>) {
     let (stop, stopped) = watch::channel(false);
-    let server = tokio::spawn(http::serve(listener, router, stopped));
+    let mut server = tokio::spawn(http::serve(listener, router, stopped));
     // The engine of the one model; of several each may end, and is loaded again.
     let ended = async {
         match ended {
@@ -283,25 +325,65 @@ async fn serve_until_told(
             None => std::future::pending().await,
         }
     };
-    let result = tokio::select! {
-        told = signals.next() => told.context("listen for signals"),
-        _ = ended => Err(anyhow!("serve: the engine's thread has ended")),
+    let mut result = tokio::select! {
+        told = signals.next() => told.context("failed to listen for signals"),
+        _ = ended => Err(anyhow!("failed to serve: the engine's thread ended")),
     };
     fleet.common.drain();
     systemd::tell("STOPPING=1");
     // The receiver lives in the server's task; without one nothing needs telling.
     let _ = stop.send(true);
     let running: usize = fleet.all_loaded().iter().map(|app| app.worker.stats().running).sum();
-    tracing::info!(seconds = patience.as_secs(), running, "stopping");
+    let seconds = patience.as_secs();
+    tracing::info!(seconds, running, "shutting down: {running} requests running, waiting at most {seconds} s");
     tokio::select! {
-        _ = server => {}
-        () = tokio::time::sleep(patience) => tracing::warn!("time is up; what still runs is cut off"),
+        _ = &mut server => {}
+        () = tokio::time::sleep(patience) => tracing::warn!("shutdown time is over: cutting off running requests"),
         again = signals.next() => {
-            again.context("listen for signals")?;
-            tracing::warn!("told again; what still runs is cut off");
+            tracing::warn!("second signal: cutting off running requests");
+            result = result.and(again.context("failed to listen for signals"));
         }
     }
-    result
+    (result, server)
+}
+
+/// Reads a file of keys.
+fn read_keys(path: &Path) -> Result<Keys> {
+    let what = || format!("failed to read keys from {}", path.display());
+    let text = input::short(path, MAX_KEYS_BYTES).with_context(what)?;
+    Keys::parse(&text).map_err(|why| anyhow!("{}: {why}", what()))
+}
+
+/// By what a change of a file is seen: time and length.
+type Stamp = (SystemTime, u64);
+
+/// Returns the stamp of a file; none for what is no file, as a pipe, which is read once.
+fn stamp(path: &Path) -> Option<Stamp> {
+    let meta = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
+    Some((meta.modified().ok()?, meta.len()))
+}
+
+/// Takes the keys of a file again whenever its stamp is another than what was `seen`; what cannot be read leaves those
+/// that were.
+async fn watch_keys(path: PathBuf, mut seen: Stamp, door: Arc<Door>) {
+    const LOOK: Duration = Duration::from_secs(1);
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let (file, before) = (path.clone(), seen);
+        let look = move || {
+            let now = stamp(&file).filter(|now| *now != before)?;
+            Some((now, read_keys(&file)))
+        };
+        let Ok(Some((now, keys))) = tokio::task::spawn_blocking(look).await else { continue };
+        seen = now;
+        match keys {
+            Ok(keys) => tracing::info!(keys = door.keys.replace(&keys), "the file of keys has changed: read again"),
+            Err(error) => {
+                let why = crate::out::chain(&error);
+                tracing::warn!(why, "the file of keys has changed: keeping the keys that were");
+            }
+        }
+    }
 }
 
 /// Gives memory back that requests took and freed. Where that frees little, because it is in use, the next look comes
@@ -322,7 +404,7 @@ async fn give_memory_back() {
         }
         if now > start + 2 * MUCH && slept >= nap {
             // It takes a lock that allocations need, for a moment: not on a thread that serves connections.
-            let _ = tokio::task::spawn_blocking(backend::heap::give_back).await;
+            let _ = tokio::task::spawn_blocking(sys::heap::give_back).await;
             seen = resident();
             nap = if seen + MUCH / 2 > now { (2 * nap).min(LATE) } else { SOON };
             slept = Duration::ZERO;
@@ -336,6 +418,9 @@ struct Signals {
     terminate: tokio::signal::unix::Signal,
     #[cfg(unix)]
     interrupt: tokio::signal::unix::Signal,
+    /// The terminal is gone; none where the server was started to outlive it.
+    #[cfg(unix)]
+    hang_up: Option<tokio::signal::unix::Signal>,
 }
 
 impl Signals {
@@ -347,22 +432,52 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             #[cfg(unix)]
             interrupt: signal(SignalKind::interrupt())?,
+            #[cfg(unix)]
+            hang_up: match machine::ignores_hang_up() {
+                true => None,
+                false => Some(signal(SignalKind::hangup())?),
+            },
         })
     }
 
     /// Returns at the next one.
     async fn next(&mut self) -> std::io::Result<()> {
         #[cfg(unix)]
-        tokio::select! {
-            _ = self.terminate.recv() => Ok(()),
-            _ = self.interrupt.recv() => Ok(()),
+        {
+            let hang_up = async {
+                match &mut self.hang_up {
+                    Some(signal) => signal.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                _ = self.terminate.recv() => Ok(()),
+                _ = self.interrupt.recv() => Ok(()),
+                _ = hang_up => Ok(()),
+            }
         }
         #[cfg(not(unix))]
         tokio::signal::ctrl_c().await
     }
 }
 
-/// The name that answers carry: the file's, without its folder and ending.
+/// Returns what `--alias` says: the name of the one model, and further names of models.
+fn names(aliases: &[String]) -> Result<(Option<String>, Vec<Alias>)> {
+    let (mut own, mut further) = (None, Vec::new());
+    for alias in aliases {
+        match alias.split_once('=') {
+            Some((name, model)) if !name.is_empty() && !model.is_empty() => {
+                further.push(Alias { name: name.into(), model: model.into() });
+            }
+            Some(_) => bail!("--alias {alias}: write NAME=MODEL"),
+            None if own.is_some() => bail!("--alias NAME may be given once; NAME=MODEL gives further names"),
+            None => own = Some(alias.clone()),
+        }
+    }
+    Ok((own, further))
+}
+
+/// Returns the name that answers carry: the file's, without its folder and ending.
 fn model_name(path: Option<&Path>) -> String {
     let stem = path.and_then(|path| path.file_stem()).map(|stem| stem.to_string_lossy().into_owned());
     stem.unwrap_or_else(|| "fable-29m-a10m".into())
@@ -376,58 +491,83 @@ fn cors(origins: &[String]) -> Result<Option<CorsLayer>> {
     let allowed = if origins.iter().any(|origin| origin == "*") {
         AllowOrigin::any()
     } else {
-        let value = |origin: &String| HeaderValue::from_str(origin).with_context(|| format!("allow origin {origin:?}"));
+        let value = |origin: &String| {
+            HeaderValue::from_str(origin).with_context(|| format!("failed to allow origin {origin:?}"))
+        };
         AllowOrigin::list(origins.iter().map(value).collect::<Result<Vec<_>>>()?)
     };
     let layer = CorsLayer::new().allow_origin(allowed).allow_methods([Method::GET, Method::POST]).allow_headers(Any);
     Ok(Some(layer))
 }
 
-/// What runs and what it needs, in a few lines.
+/// Returns a few lines about the model and its memory.
 fn summary(session: &Session) -> String {
     let pages = session.engine.stats().pages.total;
     let positions = pages * backend::PAGE;
     let caches = session.footprint.bytes(|part| matches!(part, Part::Cache | Part::Windows | Part::States));
     format!(
-        "{} · {} parameters · {} of weights · {}\ncontext {} · {} answers at a time · cache of {positions} positions, {}",
+        "{} · {} parameters · {} of weights · {}\n\
+         {} · up to {} requests at once · KV cache for {} tokens, at most {}",
         session.description,
         machine::count(session.n_params),
         bytes(session.size_bytes),
         session.backend,
-        session.engine.context(),
+        session.context(),
         session.sequences,
+        grouped(positions),
         bytes(caches as u64),
     )
+}
+
+/// Returns a number with a comma between groups of three digits.
+fn grouped(n: usize) -> String {
+    let digits = n.to_string();
+    let first = digits.len() % 3;
+    let groups = (first..digits.len()).step_by(3).map(|at| &digits[at..at + 3]);
+    let head = (first > 0).then(|| &digits[..first]);
+    head.into_iter().chain(groups).collect::<Vec<_>>().join(",")
+}
+
+/// Returns a text as JSON that is placed between a shell's single quotation marks, of characters that can be seen.
+fn json_in_quotes(text: &str) -> String {
+    crate::out::json(&Value::from(text).to_string()).replace('\'', "\\u0027")
 }
 
 fn announce(address: std::net::SocketAddr, fleet: &Fleet, summary: &str, is_open: bool) {
     let embedded = fleet.all_loaded().iter().any(|app| app.model.embedded);
     let notice = if embedded { format!("{}\n", embedded::notice()) } else { String::new() };
-    let names = fleet.names();
+    let names: Vec<String> = fleet.names().iter().map(|name| visible(name)).collect();
     let has_template = fleet.list(|model, _| model.has_template.into()).first() != Some(&false.into());
     // What a model without a template can do.
     let (route, body) = match has_template {
         true => ("chat/completions", r#""messages": [{"role": "user", "content": "Tell me a story about a fox"}]"#),
         false => ("completions", r#""prompt": "Once upon a time", "max_tokens": 64"#),
     };
+    // Any address is ours; a browser asks for one.
+    let (here, there) = match address.ip().is_unspecified() {
+        true => {
+            let other = machine::lan_address().map(|ip| std::net::SocketAddr::new(ip, address.port()));
+            (std::net::SocketAddr::new(std::net::Ipv4Addr::LOCALHOST.into(), address.port()), other)
+        }
+        false => (address, None),
+    };
+    let there = there.map(|there| format!(", and http://{there}/ on other machines")).unwrap_or_default();
     let (title, model) = match names.as_slice() {
         [one] => (one.clone(), String::new()),
         several => {
-            let first = several.first().map(|name| Value::from(name.as_str()).to_string()).unwrap_or_default();
+            // What the line quotes for a shell ends at its quotation mark: JSON has other words for that.
+            let first = fleet.names().first().map(|name| json_in_quotes(name)).unwrap_or_default();
             (format!("{} models", several.len()), format!("\"model\": {first}, "))
         }
     };
     // A reader that is gone is no reason to stop.
-    let _ = std::io::Write::write_all(
-        &mut std::io::stdout(),
-        format!(
-            "serving {title} on http://{address}\n{summary}\n{notice}\n  \
-             http://{address}/ in a browser is a page to chat\n\n  \
-             curl http://{address}/v1/{route} -d '{{{model}{body}}}'\n\n",
-        )
-        .as_bytes(),
-    );
+    let _ = crate::out::line(&format!(
+        "serving {title} on http://{address}\n{summary}\n{notice}\n  \
+         http://{here}/ in a browser is a page to chat{there}\n\n  \
+         curl http://{here}/v1/{route} -d '{{{model}{body}}}'\n",
+    ));
     if !address.ip().is_loopback() && is_open {
-        tracing::warn!(%address, "listening beyond this machine without --api-key-file: anyone may ask");
+        let why = "listening on a public address without API keys: anyone who reaches it can use it (--api-key-file)";
+        tracing::warn!(%address, "{why}");
     }
 }

@@ -13,121 +13,116 @@ use serde_json::{Map, Value, json};
 
 use super::app::{App, ModelInfo};
 use super::body::{Body, Prompt};
+use super::completions;
 use super::conversation::{self, Conversation};
-use super::embeddings::{self, Rows, Wanted as Vectors};
+use super::embeddings::{self, Rows, VectorWish};
 use super::error::{ApiError, Style};
-use super::fields::{self, Field, Kind, Object, Read, field};
+use super::fields::{self, Field, Kind, Object, Read, field, unsupported};
 use super::fleet::Fleet;
 use super::form;
 use super::generate::{Collected, Finish, Generation, Job, Parsing, Step, Totals};
 use super::limits::{MAX_INPUTS, MAX_MESSAGES, MAX_TOOLS};
-use super::parts::{Call, Change, Part, Parts};
-use super::prepare::{Wanted, prepare};
+use super::parts::{Call, Change, MessagePart, MessageParts};
+use super::prepare::{AnswerWish, Prepared, prepare};
 use super::room::Room;
-use super::routes::{Answer, Input};
+use super::routes::{Answer, Input, ignoring};
 use super::sampling;
 use super::sse::{self, Frames, Wire};
+use super::tools::Offer;
 use super::write::Lists;
-use super::{completions, tools};
 
-/// The version of Ollama whose API this is: some clients want a least one.
+/// The version of Ollama whose API this is; some clients require a minimum.
 const API_VERSION: &str = "0.12.6";
 
 const NAME: Kind = Kind::Text;
-/// A time in words ("5m") or seconds.
+/// A duration in words ("5m") or seconds.
 const SPAN: Kind = Kind::Either(&[Kind::Text, Kind::Number(-1e12, 1e12)]);
 const THINK: Kind = Kind::Either(&[Kind::Bool, Kind::Word(&["high", "medium", "low"])]);
 
-/// What `/api/chat` and `/api/generate` share.
+const KEEP_ALIVE: Field = field(
+    "keep_alive",
+    SPAN,
+    "how long the model stays after this request, if the server unloads models; 0 unloads it",
+);
+
+/// Fields that `/api/chat` and `/api/generate` share.
 pub const COMMON: &[Field] = &[
-    field("model", NAME, "which model answers; the only one has any name"),
-    field("stream", Kind::Bool, "send the answer as it comes; true when absent"),
-    field("format", Kind::Either(&[Kind::Text, Kind::Object]), "\"json\" or the schema of the whole answer"),
-    field("options", Kind::Object, "sampling, and num_predict and stop"),
-    field("think", THINK, "whether the model thinks first, where its template lets one choose"),
-    field("keep_alive", SPAN, "not used: the model stays"),
-    field("open_objects", Kind::Bool, "objects of a schema may have more than it names; false when absent"),
+    field("model", NAME, "model to use; any name if only one is served"),
+    field("stream", Kind::Bool, "stream the answer as lines of JSON; default true"),
+    field("format", Kind::Either(&[Kind::Text, Kind::Object]), "\"json\" or the JSON schema of the whole answer"),
+    field("options", Kind::Object, "sampling parameters, num_predict and stop"),
+    field("think", THINK, "whether the model thinks first, if its chat template has a switch"),
+    KEEP_ALIVE,
+    field("open_objects", Kind::Bool, "allow objects to have properties that the schema does not name; default false"),
 ];
 
-/// What `/api/chat` takes beside.
+/// Further fields of `/api/chat`.
 pub const CHAT: &[Field] = &[
-    field("messages", Kind::List(&Kind::Object, MAX_MESSAGES), "the conversation"),
+    field("messages", Kind::List(&Kind::Object, MAX_MESSAGES), "messages of the conversation"),
     field("tools", Kind::List(&Kind::Object, MAX_TOOLS), "functions that the model may call"),
 ];
 
-/// What `/api/generate` takes beside.
+/// Further fields of `/api/generate`.
 pub const GENERATE: &[Field] = &[
-    field("prompt", Kind::Text, "what the user says, or the text that goes on when `raw` is true"),
-    field("system", Kind::Text, "the system message"),
-    field("raw", Kind::Bool, "the prompt goes to the model as it is"),
-    field("suffix", Kind::Text, "not offered"),
-    field("template", Kind::Text, "not offered"),
-    field("context", Kind::List(&Kind::Int(0, u32::MAX as i128), 1 << 20), "not offered"),
-    field("images", Kind::List(&Kind::Text, 64), "not offered"),
+    field("prompt", Kind::Text, "message of the user, or, if `raw` is true, the text to complete"),
+    field("system", Kind::Text, "system message"),
+    field("raw", Kind::Bool, "pass the prompt to the model unchanged"),
+    unsupported("suffix", "/infill fills gaps in texts"),
+    unsupported("template", "the model's own chat template is used"),
+    unsupported("context", "send the conversation to /api/chat"),
+    unsupported("images", "only text is supported"),
 ];
 
-/// What `/api/embed` takes.
+/// Fields of `/api/embed`.
 pub const EMBED: &[Field] = &[
-    field("model", NAME, "which model answers; the only one has any name"),
-    field("input", Kind::Prompts(MAX_INPUTS), "a text, or a list of texts"),
-    field("dimensions", Kind::Int(1, 1 << 20), "keep so many of the first numbers, scaled to length 1 again"),
-    field("truncate", Kind::Bool, "cut a text that is longer than the context; true when absent"),
-    field("options", Kind::Object, "not used"),
-    field("keep_alive", SPAN, "not used: the model stays"),
+    field("model", NAME, "model to use; any name if only one is served"),
+    field("input", Kind::Prompts(MAX_INPUTS), "text, or list of texts"),
+    field("dimensions", Kind::Int(1, 1 << 20), "number of leading values to keep, rescaled to length 1"),
+    field("truncate", Kind::Bool, "truncate a text that is longer than the context; default true"),
+    field("options", Kind::Object, "ignored"),
+    KEEP_ALIVE,
 ];
 
-/// What `/api/embeddings`, the older form, takes.
+/// Fields of `/api/embeddings`, the older form.
 pub const EMBED_ONE: &[Field] = &[
-    field("model", NAME, "which model answers; the only one has any name"),
-    field("prompt", Kind::Prompts(1), "the text"),
-    field("options", Kind::Object, "not used"),
-    field("keep_alive", SPAN, "not used: the model stays"),
+    field("model", NAME, "model to use; any name if only one is served"),
+    field("prompt", Kind::Prompts(1), "text to embed"),
+    field("options", Kind::Object, "ignored"),
+    KEEP_ALIVE,
 ];
 
-/// What `/api/show` takes.
+/// Fields of `/api/show`.
 pub const SHOW: &[Field] = &[
-    field("model", NAME, "a name of /api/tags"),
-    field("name", NAME, "an older name of `model`"),
-    field("verbose", Kind::Bool, "not used"),
+    field("model", NAME, "name from /api/tags"),
+    field("name", NAME, "older name of `model`"),
+    field("verbose", Kind::Bool, "ignored"),
 ];
 
-/// What `options` takes beside the sampling.
+/// Fields of `options` besides the sampling.
 const OPTIONS: &[Field] = &[
-    field("num_predict", Kind::Int(-2, 1 << 31), "most tokens of an answer; below 0: until it ends"),
+    field("num_predict", Kind::Int(-2, 1 << 31), "maximum number of tokens to generate; below 0 for no limit"),
     field("stop", sampling::STOP, "texts that end the answer"),
 ];
 
 pub async fn chat(app: Arc<App>, input: Input) -> Answer {
     let Input { body: Body { fields: body, room, .. }, request_id, .. } = input;
     let list = body.list("messages").map_or(&[][..], Vec::as_slice);
+    let goes = keep(&app, &body)?;
     if list.is_empty() {
-        return Ok(loaded(&app, true));
+        return Ok(loaded(&app, true, goes));
     }
     let messages: Result<Vec<Value>, ApiError> = list.iter().enumerate().map(|(i, m)| openai_message(i, m)).collect();
-    let conversation = Conversation {
-        messages: conversation::messages(&messages?)?,
-        tools: tools::definitions(body.list("tools").map_or(&[][..], Vec::as_slice))?,
-        ..Conversation::default()
-    };
+    let mut conversation = Conversation { messages: conversation::messages(&messages?)?, ..Conversation::default() };
+    conversation.offer(Offer::of_chat(body.list("tools").map_or(&[][..], Vec::as_slice))?);
     converse(app, body, room, request_id, conversation, true).await
 }
 
 pub async fn generate(app: Arc<App>, input: Input) -> Answer {
     let Input { body: Body { fields: body, room, .. }, request_id, .. } = input;
-    for (name, why) in [
-        ("suffix", "is not offered: the text can only go on"),
-        ("template", "is not offered: the model's own is used"),
-        ("context", "is not offered: send the conversation to /api/chat"),
-        ("images", "is not offered: this model reads text only"),
-    ] {
-        let empty = |value: &Value| value.as_str() == Some("") || value.as_array().is_some_and(Vec::is_empty);
-        if body.value(name).is_some_and(|value| !empty(value)) {
-            return Err(ApiError::field(name, why));
-        }
-    }
     let prompt = body.text("prompt").unwrap_or_default();
+    let goes = keep(&app, &body)?;
     if prompt.is_empty() {
-        return Ok(loaded(&app, false));
+        return Ok(loaded(&app, false, goes));
     }
     if body.flag("raw").unwrap_or(false) || app.template.is_none() {
         return continue_text(app, &body, room, request_id).await;
@@ -159,13 +154,13 @@ async fn converse(
     }
     let options = options(&body)?;
     let stream = body.flag("stream").unwrap_or(true);
-    let wanted = Wanted { form: wanted_form(&body)?, ..Wanted::default() };
+    let wanted = AnswerWish { form: wanted_form(&body)?, ..AnswerWish::default() };
     let start = Instant::now();
-    let (mut request, parsing) = prepare(&app, conversation, wanted, &options, stream).await?;
+    let Prepared { mut request, parsing, ignored, .. } = prepare(&app, conversation, wanted, &options).await?;
     limit(&options, &mut request)?;
     let generation = Generation::start(&app, request_id, Job { requests: vec![request], n: 1, parsing, room }).await?;
-    let head = Head { model: app.model.id.clone(), is_chat, start };
-    finish(generation, head, stream).await
+    let head = OllamaHead { model: app.model.id.clone(), is_chat, start };
+    Ok(ignoring(finish(generation, head, stream).await?, ignored))
 }
 
 /// Continues a text as it stands.
@@ -176,29 +171,30 @@ async fn continue_text(app: Arc<App>, body: &Object, room: Room, request_id: Str
     let mut request = app.request(tokens);
     sampling::apply(&options, &mut request, &app.tokenizer)?;
     limit(&options, &mut request)?;
-    let held = form::Held { form: wanted_form(body)?, ..form::Held::default() };
-    request.constraint = form::constraint(&app, Format::PLAIN, held).await?;
-    let head = Head { model: app.model.id.clone(), is_chat: false, start: Instant::now() };
+    let held = form::Constrained { form: wanted_form(body)?, ..form::Constrained::default() };
+    let (constraint, ignored) = form::constraint(&app, Format::PLAIN, held).await?;
+    request.constraint = constraint;
+    let head = OllamaHead { model: app.model.id.clone(), is_chat: false, start: Instant::now() };
     let job = Job { requests: vec![request], n: 1, parsing: Parsing::plain(), room };
     let generation = Generation::start(&app, request_id, job).await?;
-    finish(generation, head, body.flag("stream").unwrap_or(true)).await
+    Ok(ignoring(finish(generation, head, body.flag("stream").unwrap_or(true)).await?, ignored))
 }
 
-async fn finish(generation: Generation, head: Head, stream: bool) -> Answer {
+async fn finish(generation: Generation, head: OllamaHead, stream: bool) -> Answer {
     if stream {
-        return Ok(sse::respond(generation, Stream { head, calls: Parts::default(), finish: None }));
+        return Ok(sse::respond(generation, OllamaStream { head, calls: MessageParts::default(), finish: None }));
     }
     let (answers, totals, _) = generation.collect().await?;
     let answer = answers.into_iter().next().unwrap_or_default();
     Ok(Json(head.whole(&answer, &totals)).into_response())
 }
 
-fn wanted_form(body: &Object) -> Result<Option<form::Form>, ApiError> {
+fn wanted_form(body: &Object) -> Result<Option<form::AnswerForm>, ApiError> {
     let form = body.value("format").map(form::of_ollama).transpose()?.flatten();
-    Ok(form.map(|form| form.closed(body)))
+    Ok(form.map(|form| form.opened_by(body)))
 }
 
-/// The options of a body, checked.
+/// Returns the options of a body, checked.
 fn options(body: &Object) -> Result<Object, ApiError> {
     let options = body.object("options").cloned().unwrap_or_default();
     fields::check(&options, &[sampling::FIELDS, OPTIONS]).map_err(|error| {
@@ -217,7 +213,7 @@ fn limit(options: &Object, request: &mut Request) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// A message in OpenAI's form: calls have no ids here, and results name the tool.
+/// Returns a message in OpenAI's form: calls have no ids here, and results name the tool.
 fn openai_message(i: usize, message: &Value) -> Result<Value, ApiError> {
     let mut message = message.as_object().cloned().unwrap_or_default();
     if message.list("images").is_some_and(|images| !images.is_empty()) {
@@ -232,15 +228,15 @@ fn openai_message(i: usize, message: &Value) -> Result<Value, ApiError> {
 }
 
 /// What an answer's lines begin with.
-struct Head {
+struct OllamaHead {
     model: String,
     /// `/api/chat`, else `/api/generate`.
     is_chat: bool,
     start: Instant,
 }
 
-impl Head {
-    /// A line with a piece of the answer.
+impl OllamaHead {
+    /// Returns a line with a piece of the answer.
     fn line(&self, text: &str, thought: &str, calls: &[&Call]) -> Object {
         let mut line = Object::new();
         line.insert("model".into(), self.model.as_str().into());
@@ -282,9 +278,9 @@ impl Head {
         let (mut thought, mut calls) = (String::new(), Vec::new());
         for part in answer.parts.list() {
             match part {
-                Part::Reasoning(text) => thought.push_str(text),
-                Part::Call(call) => calls.push(call),
-                Part::Text(_) => {}
+                MessagePart::Reasoning(text) => thought.push_str(text),
+                MessagePart::Call(call) if call.complete => calls.push(call),
+                MessagePart::Call(_) | MessagePart::Text(_) => {}
             }
         }
         let mut line = self.line(&answer.content(), &thought, &calls);
@@ -294,16 +290,47 @@ impl Head {
 }
 
 fn call_json(call: &Call) -> Value {
-    let arguments = conversation::arguments(&call.arguments);
-    json!({"id": call.id, "function": {"name": call.name, "arguments": arguments}})
+    json!({"id": call.id, "function": {"name": call.name, "arguments": call.object()}})
 }
 
-/// The answer to a request that says nothing: Ollama's way to load a model.
-fn loaded(app: &App, is_chat: bool) -> axum::response::Response {
-    let head = Head { model: app.model.id.clone(), is_chat, start: Instant::now() };
+/// Keeps the model as long as a request says; whether it goes at once.
+fn keep(app: &App, body: &Object) -> Result<bool, ApiError> {
+    let Some(span) = body.value("keep_alive") else { return Ok(false) };
+    let time = match span {
+        Value::String(text) => duration(text).ok_or_else(|| {
+            ApiError::field("keep_alive", "must be seconds, or a duration like \"5m\", \"1h30m\" or \"-1s\"")
+        })?,
+        number => number.as_f64().unwrap_or(-1.0),
+    };
+    // Below 0: for good.
+    let time = if time < 0.0 { Duration::MAX } else { Duration::try_from_secs_f64(time).unwrap_or(Duration::MAX) };
+    Ok(app.common.keep(&app.model.id, time) && time.is_zero())
+}
+
+/// Returns the seconds of a duration as Go writes it, or of a number.
+fn duration(text: &str) -> Option<f64> {
+    let (sign, mut rest) = text.strip_prefix('-').map_or((1.0, text), |rest| (-1.0, rest));
+    if let Ok(seconds) = rest.parse::<f64>() {
+        return seconds.is_finite().then_some(sign * seconds);
+    }
+    let mut sum = 0.0;
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let number: f64 = rest[..end].parse().ok()?;
+        let units = [("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9), ("h", 3600.0), ("m", 60.0), ("s", 1.0)];
+        let (unit, factor) = units.into_iter().find(|(unit, _)| rest[end..].starts_with(unit))?;
+        sum += number * factor;
+        rest = &rest[end + unit.len()..];
+    }
+    (!text.is_empty()).then_some(sign * sum)
+}
+
+/// Returns the answer to a request that says nothing: Ollama's way to load a model, or to unload it.
+fn loaded(app: &App, is_chat: bool, goes: bool) -> axum::response::Response {
+    let head = OllamaHead { model: app.model.id.clone(), is_chat, start: Instant::now() };
     let mut line = head.line("", "", &[]);
     line.insert("done".into(), true.into());
-    line.insert("done_reason".into(), "load".into());
+    line.insert("done_reason".into(), if goes { "unload" } else { "load" }.into());
     Json(Value::Object(line)).into_response()
 }
 
@@ -312,14 +339,14 @@ fn now() -> String {
 }
 
 /// The answer as it comes, a line a piece.
-struct Stream {
-    head: Head,
+struct OllamaStream {
+    head: OllamaHead,
     /// Calls under way: a line has a whole one.
-    calls: Parts,
+    calls: MessageParts,
     finish: Option<Finish>,
 }
 
-impl Wire for Stream {
+impl Wire for OllamaStream {
     const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/x-ndjson");
 
     fn open(&mut self, _: &mut Frames) {}
@@ -332,7 +359,9 @@ impl Wire for Stream {
                 call => {
                     let head = &self.head;
                     self.calls.take(call, |_, change, part| {
-                        if let (Change::Closed, Part::Call(call)) = (change, part) {
+                        if let (Change::Closed, MessagePart::Call(call)) = (change, part)
+                            && call.complete
+                        {
                             out.line(&head.line("", "", &[call]).into());
                         }
                     });
@@ -358,10 +387,11 @@ impl Wire for Stream {
 
 pub async fn embed(app: Arc<App>, mut input: Input) -> Answer {
     let start = Instant::now();
+    keep(&app, &input.body.fields)?;
     let prompts = input.body.take_prompts();
     let Body { fields: body, room, .. } = input.body;
     let prompts = cut(&app, prompts, body.flag("truncate").unwrap_or(true)).await?;
-    let wanted = Vectors { dimensions: body.size("dimensions"), normalize: true, ..Vectors::default() };
+    let wanted = VectorWish { dimensions: body.size("dimensions"), normalize: true, ..VectorWish::default() };
     let Rows { rows, tokens, room, .. } = embeddings::rows(&app, prompts, wanted, room).await?;
     let mut lists = Lists::default();
     let rows: Vec<Value> = rows.into_iter().map(|row| embeddings::list(row, &mut lists)).collect();
@@ -376,14 +406,16 @@ pub async fn embed(app: Arc<App>, mut input: Input) -> Answer {
 }
 
 pub async fn embed_one(app: Arc<App>, mut input: Input) -> Answer {
+    keep(&app, &input.body.fields)?;
     let prompts = cut(&app, input.body.take_prompts(), true).await?;
-    let Rows { mut rows, room, .. } = embeddings::rows(&app, prompts, Vectors::default(), input.body.room).await?;
+    let Rows { mut rows, room, .. } = embeddings::rows(&app, prompts, VectorWish::default(), input.body.room).await?;
     let mut lists = Lists::default();
     let row = embeddings::list(rows.pop().unwrap_or_default(), &mut lists);
     Ok(lists.respond(&json!({"embedding": row}), room))
 }
 
-/// The tokens of prompts, cut where they are longer than the context, which has room for one token more than a prompt.
+/// Returns the tokens of prompts, cut where they are longer than the context, which has room for one token more than a
+/// prompt.
 async fn cut(app: &Arc<App>, mut prompts: Vec<Prompt>, truncate: bool) -> Result<Vec<Vec<u32>>, ApiError> {
     let most = app.worker.context().saturating_sub(1);
     if truncate && let Some(bytes) = app.tokenizer.max_text_bytes(most) {
@@ -434,8 +466,11 @@ pub async fn running(fleet: Arc<Fleet>, _: Input) -> Answer {
     let entry = |app: &Arc<App>| {
         let mut entry = listed(&app.model);
         entry.remove("modified_at");
-        // It stays as long as the server does, or until others need its place.
-        entry.insert("expires_at".into(), "2318-01-01T00:00:00Z".into());
+        // Without a word it stays as long as the server does, or until others need its place.
+        let stays = app.common.kept(&app.model.id).and_then(|stays| jiff::SignedDuration::try_from(stays).ok());
+        let expires = stays.and_then(|stays| jiff::Timestamp::now().checked_add(stays).ok());
+        let expires = expires.map_or_else(|| "2318-01-01T00:00:00Z".into(), |time| time.to_string());
+        entry.insert("expires_at".into(), expires.into());
         entry.insert("size_vram".into(), 0.into());
         entry.insert("context_length".into(), app.worker.context().into());
         Value::from(entry)

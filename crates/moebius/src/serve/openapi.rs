@@ -1,11 +1,13 @@
 //! `/openapi.json`: the routes' table in the words of OpenAPI 3.1.
 
+use engine::sampler::{PARAMS, Param, ParamKind};
 use serde_json::{Map, Value, json};
 
 use super::fields::Field;
 use super::routes::{Method, ROUTES, Route};
+use crate::sampling;
 
-/// The whole description.
+/// Returns the whole description.
 pub fn document() -> Value {
     let mut paths = Map::new();
     for route in ROUTES {
@@ -23,18 +25,28 @@ pub fn document() -> Value {
         "info": {
             "title": "Moebius",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Language models behind the APIs of OpenAI, Anthropic and Ollama. Unknown fields are \
-                            ignored and named in the header x-ignored-fields; misspelt ones are refused.",
+            "description": "Language models with the APIs of OpenAI, Anthropic and Ollama. Unknown fields are \
+                            ignored and named in the header x-ignored-fields; misspelled ones are refused.",
         },
         "paths": paths,
         "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
     })
 }
 
+/// Adds what a form needs for a sampling parameter: label, group and step.
+fn describe(param: &Param, schema: &mut Value) {
+    schema["title"] = param.label.into();
+    schema["x-group"] = param.group.title().into();
+    schema["x-step"] = match param.kind {
+        ParamKind::Number { step, .. } => sampling::number(step),
+        ParamKind::Count { .. } => 1.into(),
+    };
+}
+
 fn operation(route: &Route) -> Value {
     let mut operation = json!({
         "summary": route.about,
-        "responses": {"200": {"description": "As the API has it"}},
+        "responses": {"200": {"description": "The answer, in the form of the API"}},
     });
     if !route.open {
         operation["security"] = json!([{"key": []}, {}]);
@@ -46,12 +58,15 @@ fn operation(route: &Route) -> Value {
         let property = |field: &Field| {
             let mut schema = field.kind.schema();
             schema["description"] = field.about.into();
+            if let Some(param) = PARAMS.iter().find(|param| param.name == field.name) {
+                describe(param, &mut schema);
+            }
             (field.name.to_string(), schema)
         };
         let properties: Map<String, Value> = route.fields.iter().copied().flatten().map(property).collect();
         let schema = json!({"type": "object", "properties": properties, "required": route.required});
         operation["requestBody"] = json!({"required": true, "content": {"application/json": {"schema": schema}}});
-        operation["responses"]["4XX"] = json!({"description": "What is wrong with the request"});
+        operation["responses"]["4XX"] = json!({"description": "Why the request is refused"});
         operation["responses"]["429"] = json!({"description": "The queue is full; see Retry-After"});
     }
     operation

@@ -8,45 +8,72 @@ use engine::scheduler::Request;
 use super::app::App;
 use super::conversation::Conversation;
 use super::error::ApiError;
-use super::fields::Object;
-use super::form::{self, Form, Held};
+use super::fields::{Field, Kind, Object, Read, field};
+use super::form::{self, AnswerForm, Constrained};
 use super::generate::Parsing;
 use super::sampling;
-use super::tools::ToolChoice;
+use super::tools::{Dialects, ToolChoice};
+
+const BUDGET: Kind = Kind::Int(-1, 1 << 31);
+
+/// Fields of all conversations besides the sampling.
+pub const FIELDS: &[Field] = &[
+    field("thinking_budget", BUDGET, "maximum number of tokens of the model's thought; -1 for no limit"),
+    field("reasoning_budget", BUDGET, "llama.cpp's name of thinking_budget"),
+];
 
 /// What a client wants of the answer's form.
 #[derive(Clone, Debug, Default)]
-pub struct Wanted {
+pub struct AnswerWish {
     pub choice: ToolChoice,
-    pub form: Option<Form>,
-    /// At most one call.
-    pub single: bool,
+    pub form: Option<AnswerForm>,
+    /// Whether the client expects several calls, if it says so.
+    pub parallel: Option<bool>,
+    /// Maximum number of tokens of a thought.
+    pub most_thought: Option<usize>,
 }
 
-/// The request of a conversation, with the sampling of the body, and how to read its answer.
+/// A request for the engine, and how its answer is read and told.
+pub struct Prepared {
+    pub request: Request,
+    pub parsing: Parsing,
+    pub dialects: Dialects,
+    /// What of the client's request has no effect.
+    pub ignored: Vec<String>,
+}
+
+/// Returns the request of a conversation, with the sampling of the body, and how to read its answer.
 pub async fn prepare(
     app: &Arc<App>,
     mut conversation: Conversation,
-    wanted: Wanted,
+    wanted: AnswerWish,
     body: &Object,
-    stream: bool,
-) -> Result<(Request, Parsing), ApiError> {
+) -> Result<Prepared, ApiError> {
     wanted.choice.check(&conversation.tools)?;
     if wanted.choice == ToolChoice::None {
         conversation.tools.clear();
     }
     let format = app.format;
-    let tools = conversation.tool_list();
+    let mut tools = conversation.tool_list();
+    tools.retain(|tool| wanted.choice.allows(&tool.name));
+    let dialects = std::mem::take(&mut conversation.dialects);
+    let mut ignored = std::mem::take(&mut conversation.ignored);
     let prompt = conversation.render(app, true).await?;
     let opened = format.opens_thought(&prompt.text);
     let mut request = app.request(prompt.tokens);
     sampling::apply(body, &mut request, &app.tokenizer)?;
-    let Wanted { choice, form, single } = wanted;
+    let AnswerWish { choice, form, parallel, most_thought } = wanted;
+    let budget = ["thinking_budget", "reasoning_budget"].into_iter().find_map(|name| body.int(name));
+    let most_thought = budget.map_or(most_thought, |n| usize::try_from(n).ok());
+    let most_calls = choice.most_calls(parallel);
+    let is_free = form.is_some();
     let open_objects = form::open_objects(body);
-    let held = Held { form, tools: tools.clone(), choice, open_objects, single, opened };
-    request.constraint = form::constraint(app, format, held).await?;
+    let held = Constrained { form, tools: tools.clone(), choice, open_objects, most_calls, opened, most_thought };
+    let (constraint, loose) = form::constraint(app, format, held).await?;
+    ignored.extend(loose);
+    // Where a grammar holds calls, each becomes JSON unless a limit cuts it off, and its arguments can stream.
+    let hold = if constraint.is_some() && !is_free { Hold::Head } else { Hold::Call };
+    request.constraint = constraint;
     request.shown = format.shown(&app.tokenizer);
-    // A whole answer shows a call that went wrong as text; a stream has shown its beginning by then.
-    let hold = if stream { Hold::Head } else { Hold::Call };
-    Ok((request, Parsing { format, tools, opened, hold }))
+    Ok(Prepared { request, parsing: Parsing { format, tools, opened, hold }, dialects, ignored })
 }

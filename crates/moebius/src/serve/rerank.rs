@@ -23,15 +23,15 @@ const DOCUMENTS: Kind = Kind::List(&Kind::Either(&[Kind::Text, Kind::Object]), M
 
 /// What the route takes.
 pub const FIELDS: &[Field] = &[
-    field("model", Kind::Text, "which model answers; the only one has any name"),
-    field("query", Kind::Text, "what is looked for"),
-    field("documents", DOCUMENTS, "texts, or objects with a text"),
+    field("model", Kind::Text, "model to use; any name if only one is served"),
+    field("query", Kind::Text, "search query"),
+    field("documents", DOCUMENTS, "list of texts, or of objects with a text"),
     field("texts", DOCUMENTS, "another name of documents"),
-    field("top_n", Kind::Int(1, MAX_INPUTS as i128), "how many of the best are told; all when absent"),
-    field("return_documents", Kind::Bool, "tell their texts too; false when absent"),
-    field("instruction", Kind::Text, "what the query is for; a web search when absent"),
-    field("cache_salt", Kind::Text, "cached prefixes are shared only with requests of the same salt"),
-    field("user", Kind::Text, "not used"),
+    field("top_n", Kind::Int(1, MAX_INPUTS as i128), "number of best documents to return; default all"),
+    field("return_documents", Kind::Bool, "also return their texts; default false"),
+    field("instruction", Kind::Text, "purpose of the query; default web search"),
+    field("cache_salt", Kind::Text, "shares cached prefixes only with requests that have the same salt"),
+    field("user", Kind::Text, "ignored"),
 ];
 
 /// What Qwen3-Reranker is told when nobody says otherwise (its model card).
@@ -64,7 +64,7 @@ impl Reranker {
         (yes != no).then_some(Reranker { template, yes, no })
     }
 
-    /// The prompt of a question, in three pieces: only the outer ones may hold special tokens.
+    /// Returns the prompt of a question, in three pieces: only the outer ones may hold special tokens.
     fn pieces(&self, instruction: &str, query: &str, document: &str) -> [String; 3] {
         const PLACES: [&str; 3] = ["{instruction}", "{query}", "{document}"];
         let template = self.template.as_str();
@@ -83,7 +83,7 @@ impl Reranker {
         [template[..start].into(), inner, template[last.max(start)..].into()]
     }
 
-    /// The tokens of a question; the pieces are cut by themselves, as the model was trained.
+    /// Returns the tokens of a question; the pieces are cut by themselves, as the model was trained.
     fn prompt(&self, tokenizer: &Tokenizer, instruction: &str, query: &str, document: &str) -> Vec<u32> {
         let mut tokens: Vec<u32> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
         for (piece, parse_special) in self.pieces(instruction, query, document).iter().zip([true, false, true]) {
@@ -93,11 +93,11 @@ impl Reranker {
     }
 }
 
-/// The handler.
+/// Returns the handler.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     let Body { fields: body, mut room, .. } = input.body;
     let Some(reranker) = app.reranker.clone() else {
-        let why = "cannot rank documents: it was not trained for it (Qwen3-Reranker and its kin are)";
+        let why = "is not a reranker (Qwen3-Reranker is one)";
         return Err(ApiError::field("model", why));
     };
     let listed = body.list("documents").or(body.list("texts"));
@@ -191,6 +191,8 @@ async fn ask(
                 }
             }
             Update::Failed(message) => return Err(ApiError::internal(message)),
+            Update::Unheld(message) => return Err(ApiError::bad(message)),
+            Update::Stopped => return Err(ApiError::stopping()),
             Update::Token { .. } | Update::Prompt { .. } | Update::Embedding(_) | Update::Done { .. } => {}
         }
     }
@@ -201,7 +203,7 @@ async fn ask(
 pub mod tests {
     use super::*;
 
-    /// The pieces of the prompt.
+    /// Returns the pieces of the prompt.
     pub fn pieces(query: &str, document: &str) -> [String; 3] {
         Reranker { template: QWEN.into(), yes: 0, no: 1 }.pieces(INSTRUCTION, query, document)
     }

@@ -17,7 +17,7 @@ impl Budget {
         Budget(Arc::new(Semaphore::new((bytes >> 10).min(Semaphore::MAX_PERMITS))))
     }
 
-    /// A request's share, nothing yet.
+    /// Returns a request's share, nothing yet.
     pub fn room(&self) -> Room {
         Room { budget: self.clone(), held: None }
     }

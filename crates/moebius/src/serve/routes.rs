@@ -28,8 +28,8 @@ use super::guard::Door;
 use super::limits::{DRAIN_TIME, FREE_BYTES, LARGE_BODY_BYTES, MAX_BODY_BYTES};
 use super::room::Room;
 use super::{
-    anthropic, body, chat, completions, embeddings, form, info, llama, log, ollama, page, rerank, responses, routing,
-    sampling, text,
+    anthropic, body, chat, completions, embeddings, form, http, info, llama, log, manage, ollama, page, prepare,
+    rerank, responses, routing, sampling, text, tools,
 };
 
 /// What a handler gets.
@@ -42,6 +42,8 @@ pub struct Input {
     pub tail: Option<String>,
     /// This is a GET, and its client reads answers in gzip.
     pub takes_gzip: bool,
+    /// The client has a key, or needs none.
+    pub is_known: bool,
 }
 
 /// What a handler gives.
@@ -55,6 +57,21 @@ enum Handler {
     Model(fn(Arc<App>, Input) -> Pending),
     /// The server.
     Server(fn(Arc<Fleet>, Input) -> Pending),
+}
+
+/// What of a request has no effect, besides unknown fields: tools of a provider's server, keywords of schemas.
+#[derive(Clone, Debug)]
+struct Ignored(Vec<String>);
+
+/// Most names that the header `x-ignored-fields` has.
+const MAX_IGNORED: usize = 32;
+
+/// Returns a response that names what of its request has no effect.
+pub fn ignoring(mut response: Response, ignored: Vec<String>) -> Response {
+    if !ignored.is_empty() {
+        response.extensions_mut().insert(Ignored(ignored));
+    }
+    response
 }
 
 /// GET or POST.
@@ -110,7 +127,7 @@ const fn post(
 }
 
 impl Route {
-    /// Where it answers too: clients whose base address lacks the `/v1` find what llama-server answers there.
+    /// Returns where it answers too: clients whose base address lacks the `/v1` find what llama-server answers there.
     fn alias(&self) -> Option<&'static str> {
         let path = self.path.strip_prefix("/v1")?;
         const SHORT: [&str; 6] =
@@ -124,15 +141,15 @@ pub const ROUTES: &[Route] = &[
     post(
         "/v1/chat/completions",
         Style::OpenAi,
-        "An answer in a conversation (OpenAI)",
-        &[chat::FIELDS, form::FIELDS, sampling::FIELDS],
+        "Chat completion (OpenAI)",
+        &[chat::FIELDS, prepare::FIELDS, form::FIELDS, sampling::FIELDS],
         &["messages"],
         handler!(chat::handle),
     ),
     post(
         "/v1/completions",
         Style::OpenAi,
-        "A text goes on (OpenAI)",
+        "Text completion (OpenAI)",
         &[completions::FIELDS, form::FIELDS, sampling::FIELDS],
         &["prompt"],
         handler!(completions::handle),
@@ -140,23 +157,23 @@ pub const ROUTES: &[Route] = &[
     post(
         "/v1/responses",
         Style::OpenAi,
-        "An answer in a conversation (OpenAI's newer form); nothing is stored",
-        &[responses::FIELDS, form::FIELDS, sampling::FIELDS],
+        "Model response (OpenAI); nothing is stored",
+        &[responses::FIELDS, prepare::FIELDS, form::FIELDS, sampling::FIELDS],
         &["input"],
         handler!(responses::handle),
     ),
     post(
         "/v1/messages",
         Style::Anthropic,
-        "An answer in a conversation (Anthropic)",
-        &[anthropic::CONVERSATION, anthropic::FIELDS, form::FIELDS, sampling::FIELDS],
+        "Message (Anthropic)",
+        &[anthropic::CONVERSATION, anthropic::FIELDS, prepare::FIELDS, form::FIELDS, sampling::FIELDS],
         &["messages", "max_tokens"],
         handler!(anthropic::handle),
     ),
     post(
         "/v1/messages/count_tokens",
         Style::Anthropic,
-        "How many tokens a conversation has (Anthropic)",
+        "Token count of a conversation (Anthropic)",
         &[anthropic::CONVERSATION],
         &["messages"],
         handler!(anthropic::count_tokens),
@@ -164,7 +181,7 @@ pub const ROUTES: &[Route] = &[
     post(
         "/v1/embeddings",
         Style::OpenAi,
-        "The hidden state behind a text (for models trained for it, its meaning)",
+        "Embeddings of a text; useful from models trained for them",
         &[embeddings::FIELDS],
         &["input"],
         handler!(embeddings::handle),
@@ -172,20 +189,27 @@ pub const ROUTES: &[Route] = &[
     post(
         "/v1/rerank",
         Style::OpenAi,
-        "How well documents answer a query, for models trained for it (Jina's, Cohere's and llama-server's form)",
+        "Rerank documents by relevance to a query (Jina, Cohere, llama-server); requires a model trained for it",
         &[rerank::FIELDS],
         &["query"],
         handler!(rerank::handle),
     ),
-    get("/v1/models", false, "The models that are served", server!(info::models)),
-    get("/v1/models/{*id}", false, "One model", server!(info::model)),
-    post("/tokenize", Style::OpenAi, "Tokens of a text", &[text::TOKENIZE], &[], handler!(text::tokenize)),
+    get("/v1/models", false, "List of served models", server!(info::models)),
+    get("/v1/models/{*id}", false, "Description of a model", server!(info::model)),
+    post("/tokenize", Style::OpenAi, "Token ids of a text", &[text::TOKENIZE], &[], handler!(text::tokenize)),
     get("/tokenizer_info", false, "Special tokens of the model (vLLM)", handler!(text::tokenizer_info)),
-    post("/detokenize", Style::OpenAi, "Text of tokens", &[text::DETOKENIZE], &["tokens"], handler!(text::detokenize)),
+    post(
+        "/detokenize",
+        Style::OpenAi,
+        "Text of token ids",
+        &[text::DETOKENIZE],
+        &["tokens"],
+        handler!(text::detokenize),
+    ),
     post(
         "/apply-template",
         Style::OpenAi,
-        "The prompt that a conversation becomes",
+        "Render a conversation with the chat template",
         &[text::TEMPLATE],
         &["messages"],
         handler!(text::apply_template),
@@ -193,7 +217,7 @@ pub const ROUTES: &[Route] = &[
     post(
         "/completion",
         Style::OpenAi,
-        "A text goes on (llama-server)",
+        "Text completion (llama-server)",
         &[llama::COMMON, llama::COMPLETION, form::FIELDS, sampling::FIELDS],
         &["prompt"],
         handler!(llama::completion),
@@ -201,16 +225,16 @@ pub const ROUTES: &[Route] = &[
     post(
         "/infill",
         Style::OpenAi,
-        "What fills a gap in a text (llama-server)",
+        "Fill-in-the-middle completion (llama-server)",
         &[llama::COMMON, llama::INFILL, form::FIELDS, sampling::FIELDS],
         &[],
         handler!(llama::infill),
     ),
-    get("/props", false, "What the model and its settings are (llama-server)", handler!(llama::props)),
+    get("/props", false, "Properties of the model and its settings (llama-server)", handler!(llama::props)),
     post(
         "/api/chat",
         Style::Ollama,
-        "An answer in a conversation (Ollama)",
+        "Chat completion (Ollama)",
         &[ollama::COMMON, ollama::CHAT],
         &[],
         handler!(ollama::chat),
@@ -218,7 +242,7 @@ pub const ROUTES: &[Route] = &[
     post(
         "/api/generate",
         Style::Ollama,
-        "An answer to a prompt (Ollama)",
+        "Completion of a prompt (Ollama)",
         &[ollama::COMMON, ollama::GENERATE],
         &[],
         handler!(ollama::generate),
@@ -226,7 +250,7 @@ pub const ROUTES: &[Route] = &[
     post(
         "/api/embed",
         Style::Ollama,
-        "As /v1/embeddings (Ollama)",
+        "Embeddings of texts (Ollama)",
         &[ollama::EMBED],
         &["input"],
         handler!(ollama::embed),
@@ -234,22 +258,31 @@ pub const ROUTES: &[Route] = &[
     post(
         "/api/embeddings",
         Style::Ollama,
-        "The same for one text (Ollama's older form)",
+        "Embedding of one text (Ollama, older form)",
         &[ollama::EMBED_ONE],
         &["prompt"],
         handler!(ollama::embed_one),
     ),
-    post("/api/show", Style::Ollama, "One model (Ollama)", &[ollama::SHOW], &[], server!(ollama::show)),
-    get_ollama("/api/tags", false, "The models that are served (Ollama)", server!(ollama::tags)),
-    get_ollama("/api/ps", false, "The models that are loaded (Ollama)", server!(ollama::running)),
-    get_ollama("/api/version", true, "The version of Ollama's API", server!(ollama::version)),
-    get("/v1/routing", false, "Which experts were chosen, layer by layer", handler!(routing::handle)),
-    get("/health", true, "Whether the engine lives", server!(info::health)),
-    get("/ready", true, "Whether requests are taken", server!(info::ready)),
-    get("/metrics", false, "Numbers for Prometheus", server!(info::metrics)),
-    get("/openapi.json", true, "This description", server!(info::openapi)),
-    get("/", true, "The page to chat and to look inside", server!(page::index)),
-    get("/page/{*file}", true, "The page's scripts and styles", server!(page::part)),
+    post("/api/show", Style::Ollama, "Description of a model (Ollama)", &[ollama::SHOW], &[], server!(ollama::show)),
+    get_ollama("/api/tags", false, "List of served models (Ollama)", server!(ollama::tags)),
+    get_ollama("/api/ps", false, "List of loaded models (Ollama)", server!(ollama::running)),
+    get_ollama("/api/version", true, "Version of Ollama's API", server!(ollama::version)),
+    post("/models/load", Style::OpenAi, "Load a model (llama-server)", &[manage::FIELDS], &[], server!(manage::load)),
+    post(
+        "/models/unload",
+        Style::OpenAi,
+        "Unload a model when the requests that use it have ended (llama-server)",
+        &[manage::FIELDS],
+        &[],
+        server!(manage::unload),
+    ),
+    get("/v1/routing", false, "Counts of selected experts by layer", handler!(routing::handle)),
+    get("/health", true, "Liveness probe", server!(info::health)),
+    get("/ready", true, "Readiness probe", server!(info::ready)),
+    get("/metrics", false, "Prometheus metrics", server!(info::metrics)),
+    get("/openapi.json", true, "OpenAPI description of all routes", server!(info::openapi)),
+    get("/", true, "Web page to chat and to look into the model", server!(page::index)),
+    get("/page/{*file}", true, "Scripts and styles of the web page", server!(page::part)),
 ];
 
 /// What a path leaves open.
@@ -259,7 +292,7 @@ type Params = Result<RawPathParams, RawPathParamsRejection>;
 #[derive(Clone, Debug)]
 struct RequestId(String);
 
-/// The router over all routes, for those whom `door` lets in.
+/// Returns the router over all routes, for those whom `door` lets in.
 pub fn router(fleet: Arc<Fleet>, door: Arc<Door>) -> Router {
     let mut router = Router::new();
     for route in ROUTES {
@@ -275,7 +308,7 @@ pub fn router(fleet: Arc<Fleet>, door: Arc<Door>) -> Router {
                     let tail = params.iter().next().map(|(_, value)| value.to_string());
                     answer(fleet, &door, route, request, tail).await
                 }
-                Err(_) => Err(ApiError::bad("the path is no text in UTF-8")),
+                Err(_) => Err(ApiError::bad("the path is not valid UTF-8")),
             };
             answer.unwrap_or_else(|error| error.response(route.style, &request_id))
         };
@@ -288,15 +321,15 @@ pub fn router(fleet: Arc<Fleet>, door: Arc<Door>) -> Router {
     let refuse = |status: StatusCode, what: &'static str| {
         move |request: Request| async move {
             let (method, path) = (log::cut(request.method().as_str(), 32), log::cut(request.uri().path(), 200));
-            ApiError::new(status, format!("{method} {path}: {what}"))
+            ApiError::new(status, format!("{what} {method} {path}; GET /openapi.json lists all routes"))
                 .response(style_of(request.uri().path()), &request_id(&request))
         }
     };
     router
-        .fallback(refuse(StatusCode::NOT_FOUND, "no such route; /openapi.json lists them"))
-        .method_not_allowed_fallback(refuse(StatusCode::METHOD_NOT_ALLOWED, "this route takes another method"))
+        .fallback(refuse(StatusCode::NOT_FOUND, "unknown route"))
+        .method_not_allowed_fallback(refuse(StatusCode::METHOD_NOT_ALLOWED, "unsupported method:"))
         .layer(CatchPanicLayer::custom(|_: Box<dyn std::any::Any + Send>| {
-            ApiError::internal("the server failed on this request").response(Style::OpenAi, "")
+            ApiError::internal("the server failed to handle this request").response(Style::OpenAi, "")
         }))
         .layer(axum::middleware::from_fn_with_state((fleet.common.clone(), door), around))
         .with_state(fleet)
@@ -326,8 +359,10 @@ async fn around(State((common, door)): State<(Arc<Common>, Arc<Door>)>, request:
     let path = head.uri.path().to_string();
     let matched = head.extensions.get::<MatchedPath>().map(|path| path.as_str().to_string());
     let body = Body::new(Unread::new(&head.headers, body));
+    let client = head.extensions.get::<http::Address>().map(|address| address.0);
+    let who = Arc::new(log::Who { client, key: door.keys.check(&head.headers).ok().flatten() });
     let mut response = match door.guard.check(&head) {
-        Ok(()) => next.run(Request::from_parts(head, body)).await,
+        Ok(()) => log::WHO.scope(who.clone(), next.run(Request::from_parts(head, body))).await,
         Err(error) => error.response(style_of(&path), &id),
     };
     if method != axum::http::Method::GET {
@@ -340,15 +375,15 @@ async fn around(State((common, door)): State<(Arc<Common>, Arc<Door>)>, request:
     let route = ROUTES.iter().find(at).map_or("other", |route| route.path);
     common.metrics.answered(route, status, elapsed);
     let (ms, method, path) = (log::ms(elapsed), log::cut(method.as_str(), 32), log::cut(&path, 200));
-    match response.extensions().get::<Why>() {
-        Some(Why(why)) => {
-            let why = log::cut(why, 400);
-            tracing::info!(request = %id, %method, %path, status, why, ms, "answered");
-        }
-        None => tracing::info!(request = %id, %method, %path, status, ms, "answered"),
+    let why = response.extensions().get::<Why>().map(|Why(why)| log::cut(why, 400));
+    let (client, key) = (who.client.map(tracing::field::display), who.key.as_deref());
+    // What probes, scrapers and pages ask for again and again says little.
+    match status < 400 && ["/health", "/ready", "/metrics", "/", "/page/{*file}"].contains(&route) {
+        true => tracing::debug!(request = %id, %method, %path, status, client, key, ms, "answered"),
+        false => tracing::info!(request = %id, %method, %path, status, why, client, key, ms, "answered"),
     }
     if let Some(names) = response.headers().get("x-ignored-fields").and_then(|names| names.to_str().ok()) {
-        tracing::debug!(request = %id, names, "fields that the route does not know");
+        tracing::debug!(request = %id, names, "unknown fields");
     }
     if let Ok(value) = HeaderValue::from_str(&id) {
         // Anthropic's clients look for the short name.
@@ -459,13 +494,15 @@ async fn answer(
     tail: Option<String>,
 ) -> Answer {
     let common = fleet.common.clone();
+    let known = door.keys.check(request.headers());
+    let is_known = known.is_ok();
     if !route.open {
-        door.keys.check(request.headers())?;
+        known?;
     }
     let request_id = request_id(&request);
     if route.method == Method::Get {
         let takes_gzip = takes_gzip(request.headers());
-        let input = Input { body: body::Body::empty(common.bodies.room()), request_id, tail, takes_gzip };
+        let input = Input { body: body::Body::empty(common.bodies.room()), request_id, tail, takes_gzip, is_known };
         return match route.handler {
             Handler::Server(handle) => handle(fleet, input).await,
             Handler::Model(handle) => {
@@ -482,6 +519,7 @@ async fn answer(
     }
     let length = content_length(request.headers())?;
     check_type(request.headers())?;
+    check_encoding(request.headers())?;
     let mut room = common.bodies.room();
     let bytes = body::read(request.into_body(), length, &mut room).await?;
     let body = if bytes.len() > LARGE_BODY_BYTES {
@@ -494,8 +532,8 @@ async fn answer(
     if let Some(name) = route.required.iter().find(|name| !body.has(name)) {
         return Err(ApiError::field(*name, "is missing"));
     }
-    let unknown = HeaderValue::from_str(&body.unknown.join(", ")).ok().filter(|names| !names.is_empty());
-    let input = |body| Input { body, request_id, tail, takes_gzip: false };
+    let mut names: Vec<String> = body.unknown.iter().map(|name| tools::shown(name)).collect();
+    let input = |body| Input { body, request_id, tail, takes_gzip: false, is_known };
     let mut response = match route.handler {
         Handler::Server(handle) => handle(fleet, input(body)).await?,
         Handler::Model(handle) => {
@@ -503,14 +541,16 @@ async fn answer(
             handle(app, input(body)).await?
         }
     };
-    if let Some(unknown) = unknown {
+    names.extend(response.extensions_mut().remove::<Ignored>().into_iter().flat_map(|Ignored(names)| names));
+    names.truncate(MAX_IGNORED);
+    if let Some(names) = HeaderValue::from_str(&names.join(", ")).ok().filter(|names| !names.is_empty()) {
         // What had no effect is no secret: clients and their users can see it.
-        response.headers_mut().insert(HeaderName::from_static("x-ignored-fields"), unknown);
+        response.headers_mut().insert(HeaderName::from_static("x-ignored-fields"), names);
     }
     Ok(response)
 }
 
-/// The model that a query names: `model=NAME`, in the encoding of forms.
+/// Returns the model that a query names: `model=NAME`, in the encoding of forms.
 fn named(query: &str) -> Option<String> {
     let value = query.split('&').find_map(|pair| pair.strip_prefix("model="))?;
     let mut bytes = Vec::with_capacity(value.len());
@@ -528,7 +568,7 @@ fn named(query: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Whether `Accept-Encoding` has gzip with a weight above zero, by its name or as `*` (RFC 9110, 12.5.3).
+/// Returns whether `Accept-Encoding` has gzip with a weight above zero, by its name or as `*` (RFC 9110, 12.5.3).
 fn takes_gzip(headers: &HeaderMap) -> bool {
     let lists = headers.get_all(header::ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     let codings = lists.flat_map(|list| list.split(',')).map(|coding| {
@@ -567,6 +607,16 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
         StatusCode::UNSUPPORTED_MEDIA_TYPE,
         "send the body as JSON, with the header `Content-Type: application/json`",
     ))
+}
+
+/// Bodies are read as they are.
+fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
+    let encoding = headers.get(header::CONTENT_ENCODING).and_then(|value| value.to_str().ok()).unwrap_or("identity");
+    if encoding.is_empty() || encoding.eq_ignore_ascii_case("identity") {
+        return Ok(());
+    }
+    let why = format!("content-encoding {} is unsupported: send the body as it is", tools::shown(encoding));
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why))
 }
 
 #[cfg(test)]

@@ -35,9 +35,14 @@ impl Routing {
         Routing { routers: routers.to_vec(), counts_all, counted: Mutex::new(Counted { tokens: 0, experts }) }
     }
 
-    /// Whether the experts of all answers are counted.
+    /// Returns whether the experts of all answers are counted.
     pub fn counts_all(&self) -> bool {
         self.counts_all && !self.routers.is_empty()
+    }
+
+    /// The model's routers, in order of layers.
+    pub fn routers(&self) -> &[RouterInfo] {
+        &self.routers
     }
 
     /// Bytes that the experts of one token take.
@@ -68,7 +73,7 @@ impl Routing {
     }
 }
 
-/// The handler.
+/// Returns the handler.
 pub async fn handle(app: Arc<App>, _: Input) -> Answer {
     Ok(Json(app.worker.routing().json()).into_response())
 }

@@ -1,7 +1,7 @@
 //! Sampling fields, which all APIs share: OpenAI's names, llama.cpp's for the samplers OpenAI does not have, vLLM's
 //! where clients use them.
 
-use engine::sampler::{DEFAULT_CHAIN, Mirostat, Stage};
+use engine::sampler::{DEFAULT_CHAIN, PARAMS, Param, ParamKind, ParamValue, Stage};
 use engine::scheduler::{MAX_STOP_BYTES, MAX_STOP_STRINGS, Request};
 use engine::tokenizer::{Encode, Tokenizer};
 use serde_json::Value;
@@ -10,55 +10,75 @@ use super::error::ApiError;
 use super::fields::{Field, Kind, Object, Read, field};
 use super::limits::MAX_BIASES;
 
-const ANY: Kind = Kind::Number(-f32::MAX as f64, f32::MAX as f64);
-const POSITIVE: Kind = Kind::Number(0.0, f32::MAX as f64);
-const SHARE: Kind = Kind::Number(0.0, 1.0);
-const COUNT: Kind = Kind::Int(0, 1 << 31);
-/// -1 is another way to say "off" or "all".
-const COUNT_OR_ALL: Kind = Kind::Int(-1, 1 << 31);
 const TEXTS: Kind = Kind::List(&Kind::Text, MAX_STOP_STRINGS);
 const STAGES: [&str; 9] = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"];
 
-/// What the sampler understands.
-pub const FIELDS: &[Field] = &[
-    field("temperature", Kind::Number(0.0, 100.0), "0 always takes the likeliest token"),
-    field("top_p", SHARE, "keep the likeliest tokens that reach this probability together"),
-    field("top_k", COUNT_OR_ALL, "keep so many of the likeliest tokens; 0 and -1 keep all"),
-    field("min_p", SHARE, "drop tokens below this share of the likeliest one's probability"),
-    field("typical_p", SHARE, "locally typical sampling; 1 is off"),
-    field("top_n_sigma", ANY, "keep logits within so many standard deviations of the best; off at 0 and below"),
-    field("dynatemp_range", POSITIVE, "how far the temperature moves with the entropy"),
-    field("dynatemp_exponent", POSITIVE, "power of the normalised entropy"),
-    field("xtc_probability", SHARE, "chance that xtc acts on a token"),
-    field("xtc_threshold", SHARE, "probability from which a token counts as a top choice"),
-    field("min_keep", COUNT, "every truncating step keeps at least so many tokens"),
-    field("repeat_penalty", POSITIVE, "divides the logits of repeated tokens; 1 is off"),
-    field("repetition_penalty", POSITIVE, "another name of repeat_penalty"),
-    field("repeat_last_n", COUNT_OR_ALL, "how many of the last tokens the penalties look at; -1 is all"),
-    field("frequency_penalty", Kind::Number(-100.0, 100.0), "subtracted once per earlier occurrence"),
-    field("presence_penalty", Kind::Number(-100.0, 100.0), "subtracted once when the token occurred"),
-    field("dry_multiplier", POSITIVE, "strength of the penalty on repeated sequences; 0 is off"),
-    field("dry_base", POSITIVE, "its growth with the length of the repetition"),
-    field("dry_allowed_length", COUNT, "longest repetition that is free"),
-    field("dry_penalty_last_n", COUNT_OR_ALL, "how many of the last tokens it looks at; -1 is all"),
-    field("dry_sequence_breakers", Kind::List(&Kind::Text, 64), "texts across which it sees no repetition"),
-    field("mirostat", Kind::Int(0, 2), "version; 0 is off"),
-    field("mirostat_tau", POSITIVE, "its target surprise in bits"),
-    field("mirostat_eta", SHARE, "its learning rate"),
-    field("samplers", Kind::List(&Kind::Word(&STAGES), 32), "the steps of the chain, in order"),
-    field("logit_bias", Kind::Object, "token ids and what is added to their logits"),
-    field("seed", Kind::Int(i64::MIN as i128, u64::MAX as i128), "same seed, same text"),
-    field("ignore_eos", Kind::Bool, "go on past the model's end of text"),
-    field("stop_token_ids", Kind::List(&Kind::Int(0, u32::MAX as i128), 256), "tokens that end the answer"),
-    field("include_stop_str_in_output", Kind::Bool, "the stop string is part of the text"),
-    field("skip_special_tokens", Kind::Bool, "leave control tokens out of the text; true when absent"),
-    field("cache_salt", Kind::Text, "cached prefixes are shared only with requests of the same salt"),
+/// Fields of the sampler: its numeric parameters under all their names, then what is no number.
+pub const FIELDS: &[Field] = &JOINED;
+
+const JOINED: [Field; N_NAMES + OTHERS.len()] = {
+    let mut fields = [OTHERS[0]; N_NAMES + OTHERS.len()];
+    let mut n = 0;
+    let mut i = 0;
+    while i < PARAMS.len() {
+        let param = &PARAMS[i];
+        fields[n] = field(param.name, kind_of(param), param.help);
+        n += 1;
+        let mut alias = 0;
+        while alias < param.aliases.len() {
+            fields[n] = field(param.aliases[alias], kind_of(param), param.help);
+            n += 1;
+            alias += 1;
+        }
+        i += 1;
+    }
+    let mut other = 0;
+    while other < OTHERS.len() {
+        fields[n] = OTHERS[other];
+        n += 1;
+        other += 1;
+    }
+    fields
+};
+
+/// Number of names of all parameters.
+const N_NAMES: usize = {
+    let mut n = 0;
+    let mut i = 0;
+    while i < PARAMS.len() {
+        n += 1 + PARAMS[i].aliases.len();
+        i += 1;
+    }
+    n
+};
+
+const fn kind_of(param: &Param) -> Kind {
+    match param.kind {
+        ParamKind::Number { low, high, .. } => Kind::Number(low as f64, high as f64),
+        ParamKind::Count { low, high, .. } => Kind::Int(low as i128, high as i128),
+    }
+}
+
+const OTHERS: &[Field] = &[
+    field("dry_sequence_breakers", Kind::List(&Kind::Text, 64), "DRY: texts that end a repetition"),
+    field("samplers", Kind::List(&Kind::Word(&STAGES), 32), "samplers to apply, in this order"),
+    field("logit_bias", Kind::Object, "token ids and the values to add to their logits"),
+    field(
+        "seed",
+        Kind::Int(i64::MIN as i128, u64::MAX as i128),
+        "seed of the random numbers; the same seed gives the same text",
+    ),
+    field("ignore_eos", Kind::Bool, "continue past the model's end-of-text token"),
+    field("stop_token_ids", Kind::List(&Kind::Int(0, u32::MAX as i128), 256), "ids of tokens that end the answer"),
+    field("include_stop_str_in_output", Kind::Bool, "keep the stop string in the text"),
+    field("skip_special_tokens", Kind::Bool, "omit control tokens from the text; default true"),
+    field("cache_salt", Kind::Text, "shares cached prefixes only with requests that have the same salt"),
 ];
 
 /// Maximum number of tokens: -1 is no limit, as llama.cpp's and LM Studio's clients send it.
 pub const MAX_TOKENS: Kind = Kind::Int(-1, 1 << 31);
 
-/// The first of these fields that is there, of kind [`MAX_TOKENS`].
+/// Returns the first of these fields that is there, of kind [`MAX_TOKENS`].
 pub fn max_tokens(body: &Object, names: &[&str]) -> Option<usize> {
     let n = names.iter().find_map(|name| body.int(name))?;
     Some(usize::try_from(n).unwrap_or(usize::MAX))
@@ -70,59 +90,25 @@ pub const STOP: Kind = Kind::Either(&[Kind::Text, TEXTS]);
 /// Applies the fields of a body to a request whose sampling holds the model's defaults.
 pub fn apply(body: &Object, request: &mut Request, tokenizer: &Tokenizer) -> Result<(), ApiError> {
     let params = &mut request.sampling;
-    macro_rules! set {
-        ($($field:ident = $name:literal),* $(,)?) => {
-            $(if let Some(value) = body.number($name) { params.$field = value; })*
-        };
-    }
-    set!(
-        temperature = "temperature",
-        top_p = "top_p",
-        min_p = "min_p",
-        typical_p = "typical_p",
-        top_n_sigma = "top_n_sigma",
-        dynatemp_range = "dynatemp_range",
-        dynatemp_exponent = "dynatemp_exponent",
-        xtc_probability = "xtc_probability",
-        xtc_threshold = "xtc_threshold",
-        penalty_repeat = "repetition_penalty",
-        penalty_repeat = "repeat_penalty",
-        penalty_frequency = "frequency_penalty",
-        penalty_presence = "presence_penalty",
-        dry_multiplier = "dry_multiplier",
-        dry_base = "dry_base",
-        mirostat_tau = "mirostat_tau",
-        mirostat_eta = "mirostat_eta",
-    );
-    // Zero would divide by zero; it can only mean "off".
-    if params.penalty_repeat == 0.0 {
-        params.penalty_repeat = 1.0;
-    }
-    // -1 keeps everything for `top_k`, and looks at everything for the windows.
-    let all = |n: i128, whole: usize| if n < 0 { whole } else { n as usize };
-    for (name, target, whole) in [
-        ("top_k", &mut params.top_k, 0),
-        ("min_keep", &mut params.min_keep, 0),
-        ("repeat_last_n", &mut params.penalty_last_n, 1 << 20),
-        ("dry_allowed_length", &mut params.dry_allowed_length, 0),
-        ("dry_penalty_last_n", &mut params.dry_last_n, 1 << 20),
-    ] {
-        if let Some(n) = body.int(name) {
-            *target = all(n, whole);
+    for param in PARAMS {
+        // The name itself goes before other names of the same parameter.
+        let named = param.names().find_map(|name| match param.kind {
+            ParamKind::Number { .. } => body.number(name).map(ParamValue::Number),
+            ParamKind::Count { .. } => body.int(name).map(|n| ParamValue::Count(n as i64)),
+        });
+        if let Some(value) = named {
+            param.set(params, value);
         }
     }
-    params.mirostat = match body.int("mirostat") {
-        Some(1) => Mirostat::V1,
-        Some(2) => Mirostat::V2,
-        _ => Mirostat::Off,
-    };
     if let Some(breakers) = body.list("dry_sequence_breakers") {
-        params.dry_breakers = breakers
-            .iter()
-            .filter_map(Value::as_str)
-            .map(|text| tokenizer.encode(text, Encode::default()))
-            .filter(|tokens| !tokens.is_empty())
-            .collect();
+        let texts = || breakers.iter().filter_map(Value::as_str);
+        // They are cut into tokens here, on a thread of the network.
+        if let Some(i) = texts().position(|text| text.len() > MAX_STOP_BYTES) {
+            let why = format!("entry {i} has more than {MAX_STOP_BYTES} bytes");
+            return Err(ApiError::field("dry_sequence_breakers", why));
+        }
+        params.dry_breakers =
+            texts().map(|text| tokenizer.encode(text, Encode::default())).filter(|tokens| !tokens.is_empty()).collect();
     }
     if let Some(names) = body.list("samplers") {
         params.chain = names.iter().filter_map(Value::as_str).filter_map(stage).collect();
@@ -145,7 +131,7 @@ pub fn apply(body: &Object, request: &mut Request, tokenizer: &Tokenizer) -> Res
     Ok(())
 }
 
-/// The stop strings of a field of kind [`STOP`].
+/// Returns the stop strings of a field of kind [`STOP`].
 pub fn stops(body: &Object, name: &str) -> Result<Vec<String>, ApiError> {
     let stops: Vec<String> = match body.value(name) {
         Some(Value::String(text)) => vec![text.clone()],
@@ -155,7 +141,7 @@ pub fn stops(body: &Object, name: &str) -> Result<Vec<String>, ApiError> {
     match stops.iter().position(|stop| stop.is_empty() || stop.len() > MAX_STOP_BYTES) {
         Some(i) => Err(ApiError::field(
             name,
-            format!("entry {i} has {} bytes, a stop string has 1 to {MAX_STOP_BYTES}", stops[i].len()),
+            format!("entry {i} has {} bytes, a stop string must have 1 to {MAX_STOP_BYTES}", stops[i].len()),
         )),
         None => Ok(stops),
     }
@@ -174,7 +160,7 @@ fn logit_bias(biases: &Object) -> Result<Vec<(u32, f32)>, ApiError> {
     }
     let pair = |(id, bias): (&String, &Value)| {
         let name = || format!("logit_bias.{}", id.chars().take(40).collect::<String>());
-        let id = id.parse().map_err(|_| ApiError::field(name(), "is no token id"))?;
+        let id = id.parse().map_err(|_| ApiError::field(name(), "is not a token id"))?;
         Kind::Number(-100.0, 100.0).check(&name(), bias)?;
         Ok((id, bias.as_f64().unwrap_or(0.0) as f32))
     };
@@ -188,7 +174,31 @@ pub fn hash(text: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
+    use super::super::fields;
     use super::*;
+
+    #[test]
+    fn every_parameter_is_a_field_under_each_of_its_names() {
+        let tokenizer = Tokenizer::load(&crate::embedded::open(None).unwrap()).unwrap();
+        for param in PARAMS {
+            for name in param.names() {
+                let (value, expected) = match param.kind {
+                    ParamKind::Number { .. } => (json!(0.25), ParamValue::Number(0.25)),
+                    ParamKind::Count { .. } => (json!(1), ParamValue::Count(1)),
+                };
+                let mut body = Object::new();
+                body.insert(name.into(), value);
+                fields::check(&body, &[FIELDS]).unwrap();
+                let mut request = Request::new(vec![0]);
+                apply(&body, &mut request, &tokenizer).unwrap();
+                assert_eq!(param.get(&request.sampling), expected, "{name}");
+                body.insert(name.into(), json!("many"));
+                assert!(fields::check(&body, &[FIELDS]).is_err(), "{name}");
+            }
+        }
+    }
 
     #[test]
     fn stages_have_the_names_of_their_places() {

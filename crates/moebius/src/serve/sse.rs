@@ -6,12 +6,13 @@ use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use futures_util::stream;
+use serde::Serialize;
 use serde_json::Value;
 
 use super::error::ApiError;
 use super::generate::{Generation, Step, Totals};
 use super::limits::KEEP_ALIVE;
-use super::write::{Lists, Text};
+use super::write::{self, Lists, Text};
 
 /// How an API writes a stream.
 pub trait Wire: Send + 'static {
@@ -38,13 +39,19 @@ pub struct Frames(Text);
 
 impl Frames {
     /// An event without a name.
-    pub fn data(&mut self, value: &Value) {
-        self.0.push(format!("data: {value}\n\n").as_bytes());
+    pub fn data(&mut self, value: &impl Serialize) {
+        let out = self.0.end();
+        out.extend_from_slice(b"data: ");
+        write::json(value, out);
+        out.extend_from_slice(b"\n\n");
     }
 
     /// An event with a name.
-    pub fn event(&mut self, name: &str, value: &Value) {
-        self.event_with(name, value, Lists::default());
+    pub fn event(&mut self, name: &str, value: &impl Serialize) {
+        let out = self.0.end();
+        out.extend_from_slice(format!("event: {name}\ndata: ").as_bytes());
+        write::json(value, out);
+        out.extend_from_slice(b"\n\n");
     }
 
     /// An event with a name, and lists that are written later.
@@ -64,6 +71,13 @@ impl Frames {
         self.0.push(b"data: [DONE]\n\n");
     }
 
+    /// Returns all that was written.
+    #[cfg(test)]
+    pub fn text(mut self) -> String {
+        let pieces: Vec<u8> = std::iter::from_fn(|| self.0.piece()).flatten().collect();
+        String::from_utf8(pieces).unwrap_or_default()
+    }
+
     fn comment(&mut self, text: &str) {
         self.0.push(format!(": {text}\n\n").as_bytes());
     }
@@ -75,7 +89,8 @@ enum Phase {
     Ended,
 }
 
-/// The answer that streams a generation. When the client goes away its body is dropped, and the generation with it.
+/// Returns the answer that streams a generation. When the client goes away its body is dropped, and the generation with
+/// it.
 pub fn respond<W: Wire>(generation: Generation, wire: W) -> Response {
     let state = (generation, wire, Phase::Opening, Frames::default());
     let body = stream::unfold(state, |(mut generation, mut wire, mut phase, mut out)| async move {

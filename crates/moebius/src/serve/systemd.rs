@@ -5,17 +5,17 @@ use std::net::TcpListener as Plain;
 use anyhow::{Context, Result};
 use tokio::net::TcpListener;
 
-/// The listening socket that was handed over (`LISTEN_FDS`), if one was.
+/// Returns the listening socket that was handed over (`LISTEN_FDS`), if one was.
 ///
 /// # Errors
 /// What was handed over is no listening TCP socket.
 #[cfg(unix)]
 pub fn socket() -> Result<Option<TcpListener>> {
     let handed: Option<Plain> =
-        listenfd::ListenFd::from_env().take_tcp_listener(0).context("take over the socket (LISTEN_FDS)")?;
+        listenfd::ListenFd::from_env().take_tcp_listener(0).context("failed to take over the socket (LISTEN_FDS)")?;
     let Some(socket) = handed else { return Ok(None) };
-    socket.set_nonblocking(true).context("take over the socket")?;
-    Ok(Some(TcpListener::from_std(socket).context("take over the socket")?))
+    socket.set_nonblocking(true).context("failed to take over the socket")?;
+    Ok(Some(TcpListener::from_std(socket).context("failed to take over the socket")?))
 }
 
 /// There is none on this system.
@@ -38,7 +38,7 @@ pub fn tell(state: &str) {
     };
     let told = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
     if let Err(error) = told {
-        tracing::warn!(%error, "systemd could not be told");
+        tracing::warn!(%error, "failed to notify systemd");
     }
 }
 

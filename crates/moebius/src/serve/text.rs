@@ -14,32 +14,34 @@ use super::error::ApiError;
 use super::fields::{Field, Kind, Read, field};
 use super::generate::token_text;
 use super::limits::{MAX_MESSAGES, MAX_TEXT_BYTES, MAX_TOOLS};
-use super::routes::{Answer, Input};
-use super::tools;
+use super::routes::{Answer, Input, ignoring};
+use super::tools::Offer;
 use super::write::{self, Lists};
 
 /// What `/tokenize` takes.
 pub const TOKENIZE: &[Field] = &[
-    field("model", Kind::Text, "which model answers; the only one has any name"),
-    field("content", Kind::Text, "the text"),
+    field("model", Kind::Text, "model to use; any name if only one is served"),
+    field("content", Kind::Text, "text to tokenize"),
     field("prompt", Kind::Text, "vLLM's name of content"),
-    field("add_special", Kind::Bool, "add the tokens the model wants at start and end; false when absent"),
+    field("add_special", Kind::Bool, "add the special tokens that the model expects at start and end; default false"),
     field("add_special_tokens", Kind::Bool, "vLLM's name of add_special"),
-    field("parse_special", Kind::Bool, "read names of special tokens as those tokens; true when absent"),
-    field("with_pieces", Kind::Bool, "give each token's text as well"),
+    field("parse_special", Kind::Bool, "parse names of special tokens as those tokens; default true"),
+    field("with_pieces", Kind::Bool, "also return the text of each token"),
 ];
 
 /// What `/detokenize` takes.
-pub const DETOKENIZE: &[Field] =
-    &[field("model", Kind::Text, "which model answers; the only one has any name"), field("tokens", Kind::Ids, "ids")];
+pub const DETOKENIZE: &[Field] = &[
+    field("model", Kind::Text, "model to use; any name if only one is served"),
+    field("tokens", Kind::Ids, "token ids"),
+];
 
 /// What `/apply-template` takes.
 pub const TEMPLATE: &[Field] = &[
-    field("model", Kind::Text, "which model answers; the only one has any name"),
-    field("messages", Kind::List(&Kind::Object, MAX_MESSAGES), "the conversation"),
+    field("model", Kind::Text, "model to use; any name if only one is served"),
+    field("messages", Kind::List(&Kind::Object, MAX_MESSAGES), "messages of the conversation"),
     field("tools", Kind::List(&Kind::Object, MAX_TOOLS), "functions that the model may call"),
-    field("chat_template_kwargs", Kind::Object, "further variables of the template"),
-    field("add_generation_prompt", Kind::Bool, "end with the opening of an answer; true when absent"),
+    field("chat_template_kwargs", Kind::Object, "further variables of the chat template"),
+    field("add_generation_prompt", Kind::Bool, "end with the opening of an answer; default true"),
 ];
 
 pub async fn tokenize(app: Arc<App>, input: Input) -> Answer {
@@ -91,13 +93,13 @@ pub async fn detokenize(app: Arc<App>, mut input: Input) -> Answer {
             let n_vocab = app.tokenizer.n_vocab();
             return Err(ApiError::field(
                 format!("tokens[{i}]"),
-                format!("is {id}, the vocabulary has {n_vocab} tokens"),
+                format!("is {id}, but the vocabulary has {n_vocab} tokens"),
             ));
         };
         n_bytes += bytes.len();
     }
     if n_bytes > MAX_TEXT_BYTES {
-        let why = format!("are a text of up to {n_bytes} bytes, the limit is {MAX_TEXT_BYTES}");
+        let why = format!("may decode to {n_bytes} bytes, at most {MAX_TEXT_BYTES} are allowed");
         return Err(ApiError::field("tokens", why));
     }
     // The text, and the text as JSON under two names.
@@ -122,13 +124,15 @@ pub async fn tokenizer_info(app: Arc<App>, _: Input) -> Answer {
 
 pub async fn apply_template(app: Arc<App>, input: Input) -> Answer {
     let body = input.body.fields;
-    let conversation = Conversation {
+    let mut conversation = Conversation {
         messages: conversation::messages(body.list("messages").map_or(&[][..], Vec::as_slice))?,
-        tools: tools::definitions(body.list("tools").map_or(&[][..], Vec::as_slice))?,
         kwargs: conversation::kwargs(&body)?,
         no_generation_prompt: !body.flag("add_generation_prompt").unwrap_or(true),
-        prefill: None,
+        ..Conversation::default()
     };
+    conversation.offer(Offer::of_chat(body.list("tools").map_or(&[][..], Vec::as_slice))?);
+    let ignored = std::mem::take(&mut conversation.ignored);
     let prompt = conversation.render(&app, false).await?;
-    Ok(Json(json!({"prompt": prompt.text, "n_tokens": prompt.tokens.len()})).into_response())
+    let answer = Json(json!({"prompt": prompt.text, "n_tokens": prompt.tokens.len()})).into_response();
+    Ok(ignoring(answer, ignored))
 }

@@ -2,7 +2,7 @@
 //! of its request. Knows no HTTP and no JSON.
 //!
 //! A channel has room for everything its request can produce, so that sending never waits: a slow reader costs the
-//! bytes of its own answer and delays no other request. Dropping a [`Run`] cancels it, and the engine frees its pages
+//! bytes of its answer and delays no other request. Dropping a [`RequestRun`] cancels it: the engine frees its pages
 //! before its next step.
 
 use std::collections::{HashMap, VecDeque};
@@ -11,13 +11,14 @@ use std::sync::{Arc, Mutex, mpsc as std_mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use engine::grammar;
 use engine::scheduler::{Engine, Error, EventKind, Events, FinishReason, PageCounts, Request, RequestId, Stats, Usage};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-use super::metrics::Metrics;
+use super::metrics::ModelMetrics;
 use super::routing::Routing;
 
-/// What happened to one sequence of a [`Run`].
+/// What happened to one sequence of a [`RequestRun`].
 #[derive(Clone, Debug)]
 pub enum Update {
     /// A token, and the text that is certain with it.
@@ -30,6 +31,17 @@ pub enum Update {
     Done { reason: FinishReason, usage: Usage },
     /// It failed.
     Failed(String),
+    /// It cannot go on by the grammar that its client gave.
+    Unheld(String),
+    /// The server stops, and its time to finish is over.
+    Stopped,
+}
+
+impl Update {
+    /// Whether nothing follows for its sequence.
+    fn is_end(&self) -> bool {
+        matches!(self, Update::Done { .. } | Update::Failed(_) | Update::Unheld(_) | Update::Stopped)
+    }
 }
 
 /// Log-probabilities of a token and of the likeliest ones in its place.
@@ -55,7 +67,7 @@ const SAVE_AGAIN: Duration = Duration::from_millis(2);
 /// Time that an engine has to save its prompt caches at its end.
 const SAVE_AT_END: Duration = Duration::from_secs(5);
 
-/// Names a [`Run`].
+/// Names a [`RequestRun`].
 type RunId = u64;
 
 enum Command {
@@ -80,10 +92,10 @@ pub struct Worker {
     commands: std_mpsc::Sender<Command>,
     slots: Arc<Semaphore>,
     n_slots: usize,
-    shared: Arc<Shared>,
+    shared: Arc<WorkerShared>,
 }
 
-struct Shared {
+struct WorkerShared {
     stats: Mutex<Stats>,
     /// Smoothed time a sequence spends in the engine, for the advice in a refusal.
     typical: Mutex<Duration>,
@@ -96,7 +108,7 @@ struct Shared {
 
 /// Tells the rest of the server that the engine's thread ended, however it ended.
 struct Ending {
-    shared: Arc<Shared>,
+    shared: Arc<WorkerShared>,
     ended: Option<oneshot::Sender<()>>,
 }
 
@@ -114,11 +126,11 @@ impl Worker {
         engine: Engine,
         max_running: usize,
         max_waiting: usize,
-        metrics: Arc<Metrics>,
+        metrics: Arc<ModelMetrics>,
         counts_all: bool,
     ) -> std::io::Result<(Worker, JoinHandle<()>, oneshot::Receiver<()>)> {
         let (commands, inbox) = std_mpsc::channel();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(WorkerShared {
             stats: Mutex::new(engine.stats()),
             typical: Mutex::new(Duration::from_secs(1)),
             max_running,
@@ -140,7 +152,7 @@ impl Worker {
 
     /// Hands sequences to the engine, all or none. Of more than are computed at a time, the rest follows as those end,
     /// so that one client's many prompts leave the queue to others.
-    pub async fn submit(&self, requests: Vec<Request>) -> Result<Run, Refusal> {
+    pub async fn submit(&self, requests: Vec<Request>) -> Result<RequestRun, Refusal> {
         let n = requests.len();
         let at_once = n.min(self.shared.max_running);
         let slots = self.slots.clone().try_acquire_many_owned(at_once as u32);
@@ -155,15 +167,15 @@ impl Worker {
         self.commands.send(submit).map_err(|_| Refusal::Stopped)?;
         // When the receiver is dropped, the engine's thread sees a closed channel and cancels.
         answer.await.map_err(|_| Refusal::Stopped)?.map_err(Refusal::Invalid)?;
-        Ok(Run { id, open: vec![true; n], updates: receiver, commands: self.commands.clone(), _slots: slots })
+        Ok(RequestRun { id, open: vec![true; n], updates: receiver, commands: self.commands.clone(), _slots: slots })
     }
 
-    /// What the engine was busy with after its last step.
+    /// Returns what the engine was busy with after its last step.
     pub fn stats(&self) -> Stats {
         *lock(&self.shared.stats)
     }
 
-    /// What the routers chose.
+    /// Returns what the routers chose.
     pub fn routing(&self) -> &Routing {
         &self.shared.routing
     }
@@ -178,12 +190,12 @@ impl Worker {
         self.shared.context
     }
 
-    /// Whether no request has a place, running or waiting.
+    /// Returns whether no request has a place, running or waiting.
     pub fn is_idle(&self) -> bool {
         self.slots.available_permits() == self.n_slots
     }
 
-    /// Whether the thread lives.
+    /// Returns whether the thread lives.
     pub fn alive(&self) -> bool {
         self.shared.alive.load(Ordering::Acquire)
     }
@@ -212,7 +224,7 @@ impl Worker {
 }
 
 /// Sequences under way. Dropping it cancels those that are not complete.
-pub struct Run {
+pub struct RequestRun {
     id: RunId,
     open: Vec<bool>,
     updates: mpsc::Receiver<(usize, Update)>,
@@ -220,16 +232,16 @@ pub struct Run {
     _slots: OwnedSemaphorePermit,
 }
 
-impl Run {
-    /// The next thing that happened, with the sequence it happened to; `None` when all are complete. Safe to drop half
-    /// way.
+impl RequestRun {
+    /// Returns the next thing that happened, with the sequence it happened to; `None` when all are complete. Safe to
+    /// drop half way.
     pub async fn next(&mut self) -> Option<(usize, Update)> {
         if !self.open.contains(&true) {
             return None;
         }
         match self.updates.recv().await {
             Some((i, update)) => {
-                if matches!(update, Update::Done { .. } | Update::Failed(_)) {
+                if update.is_end() {
                     self.open[i] = false;
                 }
                 Some((i, update))
@@ -237,13 +249,13 @@ impl Run {
             None => {
                 let i = self.open.iter().position(|&open| open)?;
                 self.open[i] = false;
-                Some((i, Update::Failed("run the request: the engine has stopped".into())))
+                Some((i, Update::Failed("failed to run the request: the engine has stopped".into())))
             }
         }
     }
 }
 
-impl Drop for Run {
+impl Drop for RequestRun {
     fn drop(&mut self) {
         if self.open.contains(&true) {
             // A thread that has ended holds no pages either.
@@ -280,7 +292,7 @@ struct Thread {
     /// Runs, not all of whose sequences are in the engine yet.
     queues: HashMap<RunId, Queue>,
     inbox: std_mpsc::Receiver<Command>,
-    metrics: Arc<Metrics>,
+    metrics: Arc<ModelMetrics>,
     ending: Ending,
 }
 
@@ -335,8 +347,8 @@ impl Thread {
                     EventKind::Failed(error) => Some(error.to_string()),
                     _ => None,
                 });
-                let cause = cause.unwrap_or_else(|| "run step: the device is lost".into());
-                tracing::error!("{cause}: the engine ends");
+                let cause = cause.unwrap_or_else(|| "failed to run the step: the device is lost".into());
+                tracing::error!("{cause}: the engine stops");
                 self.deliver(&mut before);
                 self.fail_all(&cause);
                 return;
@@ -364,7 +376,10 @@ impl Thread {
             Command::Audit(reply) => {
                 let _ = reply.send(self.engine.audit().map(|()| self.engine.stats()));
             }
-            Command::Stop => return false,
+            Command::Stop => {
+                self.end_all(&Update::Stopped);
+                return false;
+            }
         }
         true
     }
@@ -419,7 +434,7 @@ impl Thread {
         let step = begun.and_then(|_| self.engine.finish(events));
         if let Err(error) = step {
             // A refused batch would be refused again, and its cause is not known.
-            tracing::error!(%error, "a step was refused; all requests end");
+            tracing::error!(%error, "a step was refused; ending all requests");
             self.deliver(events);
             self.fail_all(&error.to_string());
             return;
@@ -429,21 +444,36 @@ impl Thread {
 
     /// Ends all requests with an error.
     fn fail_all(&mut self, why: &str) {
+        self.end_all(&Update::Failed(why.into()));
+    }
+
+    /// Ends all requests, and tells them why.
+    fn end_all(&mut self, why: &Update) {
         for open in std::mem::take(&mut self.open) {
             self.engine.cancel(open.id);
-            let _ = open.updates.try_send((open.index, Update::Failed(why.into())));
+            let _ = open.updates.try_send((open.index, why.clone()));
         }
         for (_, queue) in self.queues.drain() {
             for index in queue.index..queue.index + queue.requests.len() {
-                let _ = queue.updates.try_send((index, Update::Failed(why.into())));
+                let _ = queue.updates.try_send((index, why.clone()));
             }
         }
+    }
+
+    /// Counts the tokens of a sequence that has ended, cancelled ones as far as they came.
+    fn count(&self, usage: &Usage) {
+        self.metrics.prompt_tokens.add(usage.prompt_computed as u64);
+        self.metrics.cached_tokens.add(usage.cached_tokens.min(usage.prompt_computed) as u64);
+        self.metrics.generated_tokens.add(usage.generated as u64);
     }
 
     /// Sends the events of a step to their requests.
     fn deliver(&mut self, events: &mut Events) {
         let now = Instant::now();
         for event in events.iter() {
+            if let EventKind::Done { usage, .. } = &event.kind {
+                self.count(usage);
+            }
             let Ok(i) = self.open.binary_search_by_key(&event.id, |open| open.id) else { continue };
             let open = &mut self.open[i];
             let update = match event.kind {
@@ -467,9 +497,6 @@ impl Thread {
                 }
                 EventKind::Embedding(row) => Update::Embedding(row.to_vec()),
                 EventKind::Done { reason, usage } => {
-                    self.metrics.prompt_tokens.add(usage.prompt_tokens as u64);
-                    self.metrics.cached_tokens.add(usage.cached_tokens as u64);
-                    self.metrics.generated_tokens.add(usage.generated as u64);
                     let mut typical = lock(&self.ending.shared.typical);
                     *typical = typical.mul_f64(0.9) + (now - open.started).mul_f64(0.1);
                     Update::Done { reason, usage }
@@ -477,10 +504,13 @@ impl Thread {
                 EventKind::Failed(error) => {
                     self.metrics.failed.add(1);
                     tracing::warn!(%error, "a request failed");
-                    Update::Failed(error.to_string())
+                    match error {
+                        Error::Grammar(grammar::Error::Broken(_)) => Update::Unheld(error.to_string()),
+                        error => Update::Failed(error.to_string()),
+                    }
                 }
             };
-            let ends = matches!(update, Update::Done { .. } | Update::Failed(_));
+            let ends = update.is_end();
             // The channel has room for all events, so an error means that the receiver is gone.
             let gone = open.updates.try_send((open.index, update)).is_err();
             let run = open.run;
@@ -504,7 +534,7 @@ pub fn usage_share(pages: PageCounts) -> f64 {
     if pages.total == 0 { 0.0 } else { pages.used as f64 / pages.total as f64 }
 }
 
-/// The lock guards plain numbers: a panic elsewhere has not broken them.
+/// Locks plain numbers, which a panic elsewhere has not broken.
 pub fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

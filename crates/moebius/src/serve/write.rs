@@ -22,9 +22,9 @@ type Source = Box<dyn FnMut(&mut Vec<u8>) -> bool + Send>;
 
 /// A text, parts of which are not written yet.
 #[derive(Default)]
-pub struct Text(VecDeque<Part>);
+pub struct Text(VecDeque<TextPart>);
 
-enum Part {
+enum TextPart {
     Ready(Vec<u8>),
     Later(Source),
 }
@@ -32,9 +32,17 @@ enum Part {
 impl Text {
     /// Adds text.
     pub fn push(&mut self, text: &[u8]) {
+        self.end().extend_from_slice(text);
+    }
+
+    /// Returns the end of the text, to append to.
+    pub fn end(&mut self) -> &mut Vec<u8> {
+        if self.0.back().is_none_or(|part| matches!(part, TextPart::Later(_))) {
+            self.0.push_back(TextPart::Ready(Vec::new()));
+        }
         match self.0.back_mut() {
-            Some(Part::Ready(ready)) => ready.extend_from_slice(text),
-            _ => self.0.push_back(Part::Ready(text.to_vec())),
+            Some(TextPart::Ready(ready)) => ready,
+            Some(TextPart::Later(_)) | None => unreachable!("text that is ready was added above"),
         }
     }
 
@@ -42,21 +50,21 @@ impl Text {
         self.0.is_empty()
     }
 
-    /// The next piece of the text; `None` after the last one.
+    /// Returns the next piece of the text; `None` after the last one.
     pub fn piece(&mut self) -> Option<Vec<u8>> {
         let mut out = Vec::new();
         while out.len() < PIECE_BYTES {
             match self.0.pop_front() {
                 None => break,
-                Some(Part::Ready(text)) if out.is_empty() => out = text,
-                Some(Part::Ready(text)) => out.extend_from_slice(&text),
-                Some(Part::Later(mut source)) => {
+                Some(TextPart::Ready(text)) if out.is_empty() => out = text,
+                Some(TextPart::Ready(text)) => out.extend_from_slice(&text),
+                Some(TextPart::Later(mut source)) => {
                     let mut more = true;
                     while more && out.len() < PIECE_BYTES {
                         more = source(&mut out);
                     }
                     if more {
-                        self.0.push_front(Part::Later(source));
+                        self.0.push_front(TextPart::Later(source));
                     }
                 }
             }
@@ -78,7 +86,7 @@ impl Default for Lists {
 }
 
 impl Lists {
-    /// The place of a list: `write` writes an entry.
+    /// Returns the place of a list: `write` writes an entry.
     pub fn place<T>(
         &mut self,
         items: impl IntoIterator<Item = T, IntoIter: Send + 'static>,
@@ -111,13 +119,13 @@ impl Lists {
             let number = at + self.mark.len();
             let source = usize::from_str_radix(&rest[number..number + 8], 16).ok();
             out.push(&rest.as_bytes()[..at - 1]);
-            out.0.extend(source.and_then(|i| sources.get_mut(i)?.take()).map(Part::Later));
+            out.0.extend(source.and_then(|i| sources.get_mut(i)?.take()).map(TextPart::Later));
             rest = &rest[number + 9..];
         }
         out.push(rest.as_bytes());
     }
 
-    /// The value as an answer; `room` is held until it is read.
+    /// Returns the value as an answer; `room` is held until it is read.
     pub fn respond(self, value: &Value, room: impl Into<Option<Room>>) -> Response {
         let room = room.into();
         let mut text = Text::default();
@@ -144,7 +152,7 @@ pub fn json(value: &impl Serialize, out: &mut Vec<u8>) {
     let _ = serde_json::to_writer(out, value);
 }
 
-/// A number in as few digits as tell it from its neighbours.
+/// Returns a number in as few digits as tell it from its neighbors.
 pub fn short(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(f64::from(x))
 }

@@ -35,7 +35,7 @@ impl<const N: usize> Block<N> {
     /// What the values that stand for those of the block are to be multiplied with to lose nothing of them along their
     /// own direction, by `Σ w·x·y`. Least squares draw what they fit towards zero, by the share that the error has; one
     /// block's shrinking is small beside its error, but all blocks shrink the same way, and layers multiply it. Where
-    /// products are normalised that is no loss, and longer values have the larger error.
+    /// products are normalized that is no loss, and longer values have the larger error.
     #[inline(always)]
     pub(super) fn gain_by(&self, xy: f32) -> f32 {
         if !self.has_gain {

@@ -38,7 +38,7 @@ pub(super) fn store_f16s(x: &[f32], b: &mut [u8]) {
     rest.iter().zip(b_rest.as_chunks_mut().0).for_each(|(x, b)| *b = store_f16(*x));
 }
 
-/// The upper half of a single.
+/// Returns the upper half of a single.
 pub fn load_bf16(b: &[u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16)
 }
@@ -48,12 +48,12 @@ pub fn store_f32(x: f32) -> [u8; 4] {
     x.to_le_bytes()
 }
 
-/// The nearest half, ties to even. Past 65504 (and half a step) it is infinite, as IEEE says.
+/// Returns the nearest half, ties to even. Past 65504 (and half a step) it is infinite, as IEEE says.
 pub fn store_f16(x: f32) -> [u8; 2] {
     f16::from_f32(x).to_le_bytes()
 }
 
-/// The nearest of the singles whose lower half is zero, ties to even. A NaN stays a NaN and becomes quiet.
+/// Returns the nearest of the singles whose lower half is zero, ties to even. A NaN stays a NaN and becomes quiet.
 pub fn store_bf16(x: f32) -> [u8; 2] {
     let bits = x.to_bits();
     let upper = if x.is_nan() {
@@ -107,9 +107,9 @@ mod tests {
     fn bf16_rounds_to_nearest_even_and_keeps_nan() {
         for (from, to) in [
             (0x3f80_0000, 0x3f80), // 1
-            (0x3f80_8000, 0x3f80), // a tie goes to the even neighbour below
+            (0x3f80_8000, 0x3f80), // a tie goes to the even neighbor below
             (0x3f80_8001, 0x3f81), // just above it goes up
-            (0x3f81_8000, 0x3f82), // a tie goes to the even neighbour above
+            (0x3f81_8000, 0x3f82), // a tie goes to the even neighbor above
             (0x7f7f_ffff, 0x7f80), // the largest single rounds to inf
             (0x7f80_0000, 0x7f80), // inf
             (0x7f80_0001, 0x7fc0), // a NaN whose mantissa lies in the lower half

@@ -1,5 +1,6 @@
 //! IQ4_NL, IQ4_XS, MXFP4: four-bit codes that index a table of integers.
 
+use super::layout::IQ4_XS;
 use super::legacy::{nibble, put_nibbles};
 use super::{Nearest, f16_at, put_f16};
 use crate::block::{Ints32, Ints256};
@@ -34,7 +35,8 @@ pub fn unpack_iq4_nl(b: &[u8; 18]) -> Ints32 {
 /// ```
 /// Scale `j`: low four bits are half `j % 2` of `scales_l[j / 2]`, high two are bits `2j, 2j + 1` of `scales_h`.
 /// `qs`: 16 bytes per 32 values, nibbles as in Q4_0.
-pub fn unpack_iq4_xs(b: &[u8; 136]) -> Ints256 {
+pub fn unpack_iq4_xs(b: &[u8; IQ4_XS.bytes]) -> Ints256 {
+    let (d, dmin) = IQ4_XS.scales(b);
     let scales_h = u16::from_le_bytes([b[2], b[3]]);
     let (scales_l, qs) = (&b[4..8], &b[8..]);
     Ints256 {
@@ -46,8 +48,8 @@ pub fn unpack_iq4_xs(b: &[u8; 136]) -> Ints256 {
             (high << 4 | low) as i8 - 32
         }),
         mins: [0; 16],
-        d: f16_at(b, 0),
-        dmin: 0.0,
+        d,
+        dmin,
     }
 }
 
@@ -72,7 +74,7 @@ pub fn e8m0_half(e: u8) -> f32 {
     })
 }
 
-/// The inverse of [`e8m0_half`], for a `d` that it gives.
+/// Returns the inverse of [`e8m0_half`], for a `d` that it gives.
 pub(super) fn e8m0_of_half(d: f32) -> u8 {
     // The exponent field of 2^(e - 128) is e - 1, and 0 for both subnormals: of those, the larger is e = 1.
     match d.to_bits() {
@@ -81,7 +83,7 @@ pub(super) fn e8m0_of_half(d: f32) -> u8 {
     }
 }
 
-/// The inverse of [`unpack_iq4_nl`].
+/// Returns the inverse of [`unpack_iq4_nl`].
 pub fn pack_iq4_nl(w: &Ints32) -> [u8; 18] {
     let mut b = [0; 18];
     put_f16(&mut b, 0, w.d);
@@ -89,11 +91,11 @@ pub fn pack_iq4_nl(w: &Ints32) -> [u8; 18] {
     b
 }
 
-/// The inverse of [`unpack_iq4_xs`].
-pub fn pack_iq4_xs(w: &Ints256) -> [u8; 136] {
-    let mut b = [0; 136];
+/// Returns the inverse of [`unpack_iq4_xs`].
+pub fn pack_iq4_xs(w: &Ints256) -> [u8; IQ4_XS.bytes] {
+    let mut b = [0; IQ4_XS.bytes];
     let mut scales_h = 0u16;
-    put_f16(&mut b, 0, w.d);
+    IQ4_XS.put_scales(&mut b, w.d, w.dmin);
     for j in 0..8 {
         let sc = (w.sc[2 * j] + 32) as u8;
         scales_h |= u16::from(sc >> 4) << (2 * j);
@@ -104,7 +106,7 @@ pub fn pack_iq4_xs(w: &Ints256) -> [u8; 136] {
     b
 }
 
-/// The inverse of [`unpack_mxfp4`], for a `d` that is an e8m0 half; zeros get code 0.
+/// Returns the inverse of [`unpack_mxfp4`], for a `d` that is an e8m0 half; zeros get code 0.
 pub fn pack_mxfp4(w: &Ints32) -> [u8; 17] {
     let mut b = [0; 17];
     b[0] = e8m0_of_half(w.d);
@@ -112,7 +114,7 @@ pub fn pack_mxfp4(w: &Ints32) -> [u8; 17] {
     b
 }
 
-/// The first code that stands for `value`; 0 when none does.
+/// Returns the first code that stands for `value`; 0 when none does.
 pub(super) fn code(table: &[i8; 16], value: i8) -> i8 {
     table.iter().position(|&v| v == value).unwrap_or(0) as i8
 }

@@ -4,7 +4,7 @@
 //! Two-bit fields have one layout: a half of 128 values takes 32 bytes, and value `32·s + l` of the half is
 //! bits `2s, 2s + 1` of byte `l`. Kernels thus get 32 values of one group from one load and one shift.
 
-use super::{f16_at, put_f16};
+use super::layout::{Q2_K, Q3_K, Q4_K, Q5_K, Q6_K};
 use crate::block::Ints256;
 
 /// `x = (d·sc[g])·q - dmin·m[g]`, q in 0..=3, sc and m in 0..=15.
@@ -12,14 +12,15 @@ use crate::block::Ints256;
 /// 0                 16                80   82     84
 /// | scales (m << 4 | sc) [16] | qs [64] | d  | dmin |
 /// ```
-pub fn unpack_q2_k(b: &[u8; 84]) -> Ints256 {
+pub fn unpack_q2_k(b: &[u8; Q2_K.bytes]) -> Ints256 {
+    let (d, dmin) = Q2_K.scales(b);
     let (scales, qs) = (&b[..16], &b[16..80]);
     Ints256 {
         q: std::array::from_fn(|i| two_bits(qs, i)),
         sc: std::array::from_fn(|g| (scales[g] & 15) as i8),
         mins: std::array::from_fn(|g| scales[g] >> 4),
-        d: f16_at(b, 80),
-        dmin: f16_at(b, 82),
+        d,
+        dmin,
     }
 }
 
@@ -30,7 +31,8 @@ pub fn unpack_q2_k(b: &[u8; 84]) -> Ints256 {
 /// ```
 /// `hmask`: bit `j` of byte `i % 32`. `scales`: 16 six-bit numbers; group `g`'s low four bits are the low (g < 8) or
 /// high half of byte `g % 8`, its two high bits are bits `2·(g / 4)` of byte `8 + g % 4`.
-pub fn unpack_q3_k(b: &[u8; 110]) -> Ints256 {
+pub fn unpack_q3_k(b: &[u8; Q3_K.bytes]) -> Ints256 {
+    let (d, dmin) = Q3_K.scales(b);
     let (hmask, qs, scales) = (&b[..32], &b[32..96], &b[96..108]);
     Ints256 {
         q: std::array::from_fn(|i| two_bits(qs, i) - if hmask[i % 32] >> (i / 32) & 1 == 1 { 0 } else { 4 }),
@@ -40,8 +42,8 @@ pub fn unpack_q3_k(b: &[u8; 110]) -> Ints256 {
             (high << 4 | low) as i8 - 32
         }),
         mins: [0; 16],
-        d: f16_at(b, 108),
-        dmin: 0.0,
+        d,
+        dmin,
     }
 }
 
@@ -51,14 +53,15 @@ pub fn unpack_q3_k(b: &[u8; 110]) -> Ints256 {
 /// | d  | dmin | scales [12] | qs [128]  |
 /// ```
 /// `scales`: see [`scale_min`]. `qs`: 64 values take 32 bytes, the low halves are the first 32 values.
-pub fn unpack_q4_k(b: &[u8; 144]) -> Ints256 {
+pub fn unpack_q4_k(b: &[u8; Q4_K.bytes]) -> Ints256 {
+    let (d, dmin) = Q4_K.scales(b);
     let (scales, qs) = (arr12(&b[4..16]), &b[16..]);
     Ints256 {
         q: std::array::from_fn(|i| four_bits(qs, i)),
         sc: std::array::from_fn(|g| scale_min(scales, g / 2).0 as i8),
         mins: std::array::from_fn(|g| scale_min(scales, g / 2).1),
-        d: f16_at(b, 0),
-        dmin: f16_at(b, 2),
+        d,
+        dmin,
     }
 }
 
@@ -68,14 +71,15 @@ pub fn unpack_q4_k(b: &[u8; 144]) -> Ints256 {
 /// | d  | dmin | scales [12] | qh [32] | qs [128]  |
 /// ```
 /// `qh`: bit `j` of byte `i % 32` is bit 4 of value `i`.
-pub fn unpack_q5_k(b: &[u8; 176]) -> Ints256 {
+pub fn unpack_q5_k(b: &[u8; Q5_K.bytes]) -> Ints256 {
+    let (d, dmin) = Q5_K.scales(b);
     let (scales, qh, qs) = (arr12(&b[4..16]), &b[16..48], &b[48..]);
     Ints256 {
         q: std::array::from_fn(|i| four_bits(qs, i) | ((qh[i % 32] >> (i / 32) & 1) << 4) as i8),
         sc: std::array::from_fn(|g| scale_min(scales, g / 2).0 as i8),
         mins: std::array::from_fn(|g| scale_min(scales, g / 2).1),
-        d: f16_at(b, 0),
-        dmin: f16_at(b, 2),
+        d,
+        dmin,
     }
 }
 
@@ -85,7 +89,8 @@ pub fn unpack_q5_k(b: &[u8; 176]) -> Ints256 {
 /// | ql [128] | qh [64] | scales [16] signed | d  |
 /// ```
 /// `ql`: a half of 128 values takes 64 bytes, the low nibbles are its first 64 values. `qh`: two-bit fields.
-pub fn unpack_q6_k(b: &[u8; 210]) -> Ints256 {
+pub fn unpack_q6_k(b: &[u8; Q6_K.bytes]) -> Ints256 {
+    let (d, dmin) = Q6_K.scales(b);
     let (ql, qh, scales) = (&b[..128], &b[128..192], &b[192..208]);
     Ints256 {
         q: std::array::from_fn(|i| {
@@ -95,26 +100,26 @@ pub fn unpack_q6_k(b: &[u8; 210]) -> Ints256 {
         }),
         sc: std::array::from_fn(|g| scales[g] as i8),
         mins: [0; 16],
-        d: f16_at(b, 208),
-        dmin: 0.0,
+        d,
+        dmin,
     }
 }
 
-/// The inverse of [`unpack_q2_k`].
-pub fn pack_q2_k(w: &Ints256) -> [u8; 84] {
-    let mut b = [0; 84];
+/// Returns the inverse of [`unpack_q2_k`].
+pub fn pack_q2_k(w: &Ints256) -> [u8; Q2_K.bytes] {
+    let mut b = [0; Q2_K.bytes];
+    Q2_K.put_scales(&mut b, w.d, w.dmin);
     for g in 0..16 {
         b[g] = w.mins[g] << 4 | w.sc[g] as u8;
     }
     put_two_bits(&mut b[16..80], |i| w.q[i]);
-    put_f16(&mut b, 80, w.d);
-    put_f16(&mut b, 82, w.dmin);
     b
 }
 
-/// The inverse of [`unpack_q3_k`].
-pub fn pack_q3_k(w: &Ints256) -> [u8; 110] {
-    let mut b = [0; 110];
+/// Returns the inverse of [`unpack_q3_k`].
+pub fn pack_q3_k(w: &Ints256) -> [u8; Q3_K.bytes] {
+    let mut b = [0; Q3_K.bytes];
+    Q3_K.put_scales(&mut b, w.d, w.dmin);
     for i in 0..256 {
         b[i % 32] |= u8::from(w.q[i] >= 0) << (i / 32);
     }
@@ -125,25 +130,22 @@ pub fn pack_q3_k(w: &Ints256) -> [u8; 110] {
         b[96 + g % 8] |= (sc & 15) << (4 * (g / 8));
         b[104 + g % 4] |= (sc >> 4) << (2 * (g / 4));
     }
-    put_f16(&mut b, 108, w.d);
     b
 }
 
-/// The inverse of [`unpack_q4_k`].
-pub fn pack_q4_k(w: &Ints256) -> [u8; 144] {
-    let mut b = [0; 144];
-    put_f16(&mut b, 0, w.d);
-    put_f16(&mut b, 2, w.dmin);
+/// Returns the inverse of [`unpack_q4_k`].
+pub fn pack_q4_k(w: &Ints256) -> [u8; Q4_K.bytes] {
+    let mut b = [0; Q4_K.bytes];
+    Q4_K.put_scales(&mut b, w.d, w.dmin);
     b[4..16].copy_from_slice(&pack_scale_min(w));
     put_four_bits(&mut b[16..], |i| w.q[i]);
     b
 }
 
-/// The inverse of [`unpack_q5_k`].
-pub fn pack_q5_k(w: &Ints256) -> [u8; 176] {
-    let mut b = [0; 176];
-    put_f16(&mut b, 0, w.d);
-    put_f16(&mut b, 2, w.dmin);
+/// Returns the inverse of [`unpack_q5_k`].
+pub fn pack_q5_k(w: &Ints256) -> [u8; Q5_K.bytes] {
+    let mut b = [0; Q5_K.bytes];
+    Q5_K.put_scales(&mut b, w.d, w.dmin);
     b[4..16].copy_from_slice(&pack_scale_min(w));
     for i in 0..256 {
         b[16 + i % 32] |= (w.q[i] as u8 >> 4) << (i / 32);
@@ -152,9 +154,10 @@ pub fn pack_q5_k(w: &Ints256) -> [u8; 176] {
     b
 }
 
-/// The inverse of [`unpack_q6_k`].
-pub fn pack_q6_k(w: &Ints256) -> [u8; 210] {
-    let mut b = [0; 210];
+/// Returns the inverse of [`unpack_q6_k`].
+pub fn pack_q6_k(w: &Ints256) -> [u8; Q6_K.bytes] {
+    let mut b = [0; Q6_K.bytes];
+    Q6_K.put_scales(&mut b, w.d, w.dmin);
     for i in 0..256 {
         let (h, r) = (i / 128, i % 128);
         b[64 * h + r % 64] |= ((w.q[i] + 32) as u8 & 15) << (4 * (r / 64));
@@ -163,7 +166,6 @@ pub fn pack_q6_k(w: &Ints256) -> [u8; 210] {
     for g in 0..16 {
         b[192 + g] = w.sc[g] as u8;
     }
-    put_f16(&mut b, 208, w.d);
     b
 }
 
@@ -181,7 +183,7 @@ pub fn scale_min(s: &[u8; 12], j: usize) -> (u8, u8) {
     }
 }
 
-/// The inverse of [`scale_min`], from the first of each two 16-groups.
+/// Returns the inverse of [`scale_min`], from the first of each two 16-groups.
 fn pack_scale_min(w: &Ints256) -> [u8; 12] {
     let mut s = [0; 12];
     for j in 0..4 {

@@ -54,7 +54,7 @@ pub fn unpack_q8_0(b: &[u8; 34]) -> Ints32 {
     Ints32 { q: std::array::from_fn(|i| b[2 + i] as i8), d: f16_at(b, 0), m: 0.0 }
 }
 
-/// The inverse of [`unpack_q4_0`].
+/// Returns the inverse of [`unpack_q4_0`].
 pub fn pack_q4_0(w: &Ints32) -> [u8; 18] {
     let mut b = [0; 18];
     put_f16(&mut b, 0, w.d);
@@ -62,7 +62,7 @@ pub fn pack_q4_0(w: &Ints32) -> [u8; 18] {
     b
 }
 
-/// The inverse of [`unpack_q4_1`].
+/// Returns the inverse of [`unpack_q4_1`].
 pub fn pack_q4_1(w: &Ints32) -> [u8; 20] {
     let mut b = [0; 20];
     put_f16(&mut b, 0, w.d);
@@ -71,7 +71,7 @@ pub fn pack_q4_1(w: &Ints32) -> [u8; 20] {
     b
 }
 
-/// The inverse of [`unpack_q5_0`].
+/// Returns the inverse of [`unpack_q5_0`].
 pub fn pack_q5_0(w: &Ints32) -> [u8; 22] {
     let mut b = [0; 22];
     put_f16(&mut b, 0, w.d);
@@ -80,7 +80,7 @@ pub fn pack_q5_0(w: &Ints32) -> [u8; 22] {
     b
 }
 
-/// The inverse of [`unpack_q5_1`].
+/// Returns the inverse of [`unpack_q5_1`].
 pub fn pack_q5_1(w: &Ints32) -> [u8; 24] {
     let mut b = [0; 24];
     put_f16(&mut b, 0, w.d);
@@ -90,7 +90,7 @@ pub fn pack_q5_1(w: &Ints32) -> [u8; 24] {
     b
 }
 
-/// The inverse of [`unpack_q8_0`].
+/// Returns the inverse of [`unpack_q8_0`].
 pub fn pack_q8_0(w: &Ints32) -> [u8; 34] {
     let mut b = [0; 34];
     put_f16(&mut b, 0, w.d);

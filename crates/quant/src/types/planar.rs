@@ -48,7 +48,7 @@ impl ScaleType {
         }
     }
 
-    /// The number of this type nearest to `x`, as f32; never infinite.
+    /// Returns the number of this type nearest to `x`, as f32; never infinite.
     pub(crate) fn nearest(self, x: f64) -> f32 {
         let max = match self {
             Self::F16 => 65504.0,
@@ -78,8 +78,8 @@ impl Affine {
     /// Number of affine types.
     pub(super) const COUNT: usize = BITS.len() * GROUPS.len() * ScaleType::ALL.len();
 
-    /// The type of `bits` bits (2, 3, 4, 5, 6 or 8), groups of `group` values (32, 64 or 128) and scales and biases of
-    /// `scales`; `None` when there is none.
+    /// Returns the type of `bits` bits (2, 3, 4, 5, 6 or 8), groups of `group` values (32, 64 or 128) and scales and
+    /// biases of `scales`; `None` when there is none.
     pub const fn new(bits: usize, group: usize, scales: ScaleType) -> Option<Self> {
         match (bits, group) {
             (2..=6 | 8, 32 | 64 | 128) => Some(Self { bits: bits as u8, group: group as u8, scales }),
@@ -97,7 +97,7 @@ impl Affine {
         self.group as usize
     }
 
-    /// The type of scales and biases.
+    /// Returns the type of scales and biases.
     pub const fn scales(self) -> ScaleType {
         self.scales
     }
@@ -107,7 +107,7 @@ impl Affine {
         Self { bits: BITS[i / 9], group: GROUPS[i / 3 % 3], scales: ScaleType::ALL[i % 3] }
     }
 
-    /// Its index, the inverse of [`Affine::nth`].
+    /// Returns its index, the inverse of [`Affine::nth`].
     pub(super) fn place(self) -> usize {
         let of = |list: &[u8], x| list.iter().position(|&y| x == y).expect("`new` looked it up in the list");
         of(&BITS, self.bits) * 9 + of(&GROUPS, self.group) * 3 + self.scales as usize

@@ -25,7 +25,7 @@ pub fn load_e4m3(byte: u8) -> f32 {
     if byte & 0x80 == 0 { value } else { -value }
 }
 
-/// The nearest number of E4M3, ties to even, past 448 that; NaN stays NaN.
+/// Returns the nearest number of E4M3, ties to even, past 448 that; NaN stays NaN.
 pub fn store_e4m3(x: f32) -> u8 {
     if x.is_nan() {
         return 0x7f;
@@ -101,8 +101,8 @@ pub fn decode_nvfp4_scaled(row: Planes<'_>, b: usize, x: &mut [f32; 64]) {
     x.iter_mut().for_each(|x| *x *= scale);
 }
 
-/// The scale of a matrix of NVFP4 whose largest magnitude is `max`: it makes that the largest number of the type, so
-/// that scales of blocks use all of E4M3. 1 where nothing is to be scaled.
+/// Returns the scale of a matrix of NVFP4 whose largest magnitude is `max`: it makes that the largest number of the
+/// type, so that scales of blocks use all of E4M3. 1 where nothing is to be scaled.
 pub fn nvfp4_scale(max: f32) -> f32 {
     let scale = max / (E2M1[7] * E4M3_MAX);
     if scale >= f32::MIN_POSITIVE { scale } else { 1.0 }
@@ -118,7 +118,7 @@ pub fn encode_nvfp4_scaled(x: &[f32; 64], w: &[f32; 64], row: &mut PlanesMut<'_>
 
 /// Encodes a block: of the scales around the one that makes the largest value 6, and on to the one that makes it 4, the
 /// one with the least squared error, which counts by the weights `w`. Of normal values 0.0816 is lost so, 0.0860 with
-/// the two neighbours on each side alone, 0.0954 with the first.
+/// the two neighbors on each side alone, 0.0954 with the first.
 pub fn encode_nvfp4(x: &[f32; 64], w: &[f32; 64], b: &mut [u8; 36]) {
     for (s, (x, w)) in x.as_chunks::<16>().0.iter().zip(w.as_chunks::<16>().0).enumerate() {
         let x = x.map(|x| if x.is_nan() { 0.0 } else { x.clamp(-1e18, 1e18) });
@@ -141,9 +141,9 @@ pub fn encode_nvfp4(x: &[f32; 64], w: &[f32; 64], b: &mut [u8; 36]) {
     }
 }
 
-/// The code nearest to a number; zeros have no sign.
+/// Returns the code nearest to a number; zeros have no sign.
 fn store_e2m1(x: f32) -> u8 {
-    /// The middles between neighbours.
+    /// The middles between neighbors.
     const MIDDLES: [f32; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
     let code = MIDDLES.iter().filter(|&&middle| x.abs() > middle).count() as u8;
     if x < 0.0 && code > 0 { code | 8 } else { code }

@@ -15,7 +15,7 @@ use super::normalize::Normalizer;
 use super::pretokenize::{PreTokenizer, Whole};
 use super::special::{Special, Specials};
 use super::vocab::{TokenKind, Vocab, show};
-use super::{Algorithm, Error, Roles, Tokenizer, normalize, roles, sentencepiece_keys, tiktoken};
+use super::{Algorithm, Error, Roles, Tokenizer, bad, normalize, roles, sentencepiece_keys, tiktoken};
 use crate::folder;
 use file::{Added, File, Model, Text};
 use steps::{Around, Cuts, Shown};
@@ -49,11 +49,6 @@ pub fn load(checkpoint: &Checkpoint) -> Result<Tokenizer, Error> {
         Error::TooLong => bad(&file, "the tokens are longer than 4 GiB together"),
         other => other,
     })
-}
-
-/// What is wrong with the file.
-pub fn bad(file: &SideFile, what: impl Into<String>) -> Error {
-    Error::Json { file: file.name().into(), what: what.into() }
 }
 
 fn read(file: &SideFile, tokens: &folder::Tokens) -> Result<Tokenizer, Error> {
@@ -90,7 +85,7 @@ fn read(file: &SideFile, tokens: &folder::Tokens) -> Result<Tokenizer, Error> {
         let text = rewritten.get(&id).map_or(text, |text| text.as_bytes());
         piece(writing, id, text, kind, out)
     })?;
-    let roles = roles_of(file, tokens, &mut vocab)?;
+    let roles = roles::of_folder(file, tokens, &mut vocab)?;
 
     let whole = if json.model.ignore_merges == Some(true) { Whole::Any } else { Whole::No };
     let units = if byte_level { Units::Bytes } else { Units::Chars };
@@ -123,7 +118,7 @@ fn read(file: &SideFile, tokens: &folder::Tokens) -> Result<Tokenizer, Error> {
     })
 }
 
-/// The tokens of a BPE model; other models are an error.
+/// Returns the tokens of a BPE model; other models are an error.
 fn bpe_tokens<'m, 'a>(file: &SideFile, model: &'m Model<'a>) -> Result<&'m [(Text<'a>, u32)], Error> {
     let kind = model.kind.as_ref().map(|kind| &*kind.0);
     if !matches!(kind, None | Some("BPE")) || model.merges.is_none() {
@@ -143,7 +138,7 @@ fn bpe_tokens<'m, 'a>(file: &SideFile, model: &'m Model<'a>) -> Result<&'m [(Tex
     Ok(list)
 }
 
-/// The text of each id, `None` where the file leaves a gap.
+/// Returns the text of each id, `None` where the file leaves a gap.
 fn by_id<'m>(
     file: &SideFile,
     list: &'m [(Text<'_>, u32)],
@@ -193,31 +188,11 @@ fn kinds(by_id: &[Option<&str>], added: &[Added], model: &Model, byte_fallback: 
     kinds
 }
 
-/// The token for what no token covers.
+/// Returns the token for what no token covers.
 fn unknown(file: &SideFile, model: &Model, vocab: &Vocab) -> Result<Option<u32>, Error> {
     let Some(text) = model.unk_token.as_ref().filter(|text| !text.0.is_empty()) else { return Ok(None) };
     let id = vocab.id(text.0.as_bytes());
     id.map(Some).ok_or_else(|| bad(file, format!("unk_token {} is no token", show(text.0.as_bytes()))))
-}
-
-pub fn roles_of(file: &SideFile, tokens: &folder::Tokens, vocab: &mut Vocab) -> Result<Roles, Error> {
-    let n_vocab = vocab.len();
-    let find = |text: &Option<String>| text.as_ref().and_then(|text| vocab.id(text.as_bytes()));
-    let mut roles = Roles {
-        bos: find(&tokens.bos),
-        eos: find(&tokens.eos),
-        pad: find(&tokens.pad),
-        unknown: find(&tokens.unknown),
-        ends: tokens.ends.clone(),
-        ..Roles::default()
-    };
-    if let Some(id) = tokens.ends.iter().find(|&&id| id as usize >= n_vocab) {
-        return Err(bad(file, format!("it has {n_vocab} tokens, eos_token_id is {id}")));
-    }
-    // A model that names one end and no text for it says the same by its id.
-    roles.eos = roles.eos.or(tokens.ends.first().copied());
-    roles::complete(&mut roles, vocab, |_| Ok(None))?;
-    Ok(roles)
 }
 
 /// What stands around a text's tokens: the file's word, unless the other file says otherwise of BOS and EOS.
@@ -244,8 +219,8 @@ fn around_text(
     Ok(around)
 }
 
-/// The strings of added tokens, each as `written` has it. What the tokens are is asked of the vocabulary, where some
-/// are known by name for what the file does not say.
+/// Returns the strings of added tokens, each as `written` has it. What the tokens are is asked of the vocabulary, where
+/// some are known by name for what the file does not say.
 fn specials(vocab: &Vocab, added: &[&Added], written: impl Fn(&str) -> String) -> Result<Specials, Error> {
     let special = |token: &&Added| Special {
         id: token.id,

@@ -45,7 +45,7 @@ pub struct Shown {
     pub strips_space: bool,
 }
 
-/// The steps of a normalizer.
+/// Returns the steps of a normalizer.
 pub fn normalizer(node: &Value) -> Parsed<Vec<Step>> {
     let mut steps = Vec::new();
     let mut n_patterns = 0;
@@ -85,13 +85,13 @@ fn few_patterns(part: &str, n: usize) -> Parsed<()> {
     }
 }
 
-/// The steps of a pre-tokenizer.
+/// Returns the steps of a pre-tokenizer.
 pub fn pre_tokenizer(node: &Value) -> Parsed<Cuts> {
     let mut cuts = Cuts::default();
     each(node, "pre_tokenizer", "pretokenizers", 0, &mut |kind, node| {
         let first = cuts.splits.is_empty() && cuts.changes.is_empty();
         if cuts.byte_level {
-            return Err(format!("pre_tokenizer {kind}: stands behind ByteLevel"));
+            return Err(format!("pre_tokenizer {kind}: it follows ByteLevel"));
         }
         few_patterns("pre_tokenizer", cuts.splits.len() + 1)?;
         match kind {
@@ -114,7 +114,7 @@ pub fn pre_tokenizer(node: &Value) -> Parsed<Cuts> {
             }
             "Metaspace" => {
                 if !first {
-                    return Err("pre_tokenizer Metaspace: stands behind others".into());
+                    return Err("pre_tokenizer Metaspace: it follows others".into());
                 }
                 if text(node, "replacement")? != SPACE {
                     return Err(format!("pre_tokenizer Metaspace: replacement is not {SPACE:?}"));
@@ -154,7 +154,7 @@ fn split(node: &Value) -> Parsed<Split> {
     split.map_err(|what| format!("pre_tokenizer Split: pattern {what}"))
 }
 
-/// Where Metaspace puts a space: older files say so with a flag.
+/// Returns where Metaspace puts a space: older files say so with a flag.
 fn scheme(node: &Value) -> Parsed<&str> {
     match &node["prepend_scheme"] {
         Value::Null => Ok(if flag(node, "add_prefix_space", true)? { "always" } else { "never" }),
@@ -163,7 +163,7 @@ fn scheme(node: &Value) -> Parsed<&str> {
     }
 }
 
-/// The tokens that a post-processor puts around a text.
+/// Returns the tokens that a post-processor puts around a text.
 pub fn post_processor(node: &Value) -> Parsed<Around> {
     let mut around = Around::default();
     each(node, "post_processor", "processors", 0, &mut |kind, node| {
@@ -191,7 +191,7 @@ pub fn post_processor(node: &Value) -> Parsed<Around> {
     Ok(around)
 }
 
-/// How a decoder shows tokens.
+/// Returns how a decoder shows tokens.
 pub fn decoder(node: &Value) -> Parsed<Shown> {
     let mut shown = Shown::default();
     each(node, "decoder", "decoders", 0, &mut |kind, node| {
@@ -239,7 +239,7 @@ fn text<'v>(node: &'v Value, key: &str) -> Parsed<&'v str> {
     node[key].as_str().ok_or_else(|| format!("{key} is no text"))
 }
 
-/// A text that is put into texts.
+/// Returns a text that is put into texts.
 fn added(node: &Value, key: &str) -> Parsed<String> {
     let text = text(node, key)?;
     match text.len() > MAX_ADDED {

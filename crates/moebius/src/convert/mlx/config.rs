@@ -6,7 +6,7 @@ use checkpoint::{Checkpoint, Metadata};
 use model::plan::Plan;
 use serde_json::{Map, Value, json};
 
-use super::form::Form;
+use super::form::MlxForm;
 use super::tensors::Shape;
 use crate::convert::weights::Delta;
 use crate::out;
@@ -25,16 +25,16 @@ struct Config<'a> {
     meta: &'a Metadata,
     plan: &'a Plan,
     arch: &'a str,
-    form: &'static Form,
+    form: &'static MlxForm,
     n_layer: usize,
     out: Map<String, Value>,
 }
 
-/// The config, and the numbers that the order of rows depends on.
+/// Returns the config, and the numbers that the order of rows depends on.
 ///
 /// # Errors
 /// A key is missing or of another type, or says what mlx-lm's model does not compute.
-pub fn config(checkpoint: &Checkpoint, plan: &Plan, form: &'static Form) -> Result<(Map<String, Value>, Shape)> {
+pub fn config(checkpoint: &Checkpoint, plan: &Plan, form: &'static MlxForm) -> Result<(Map<String, Value>, Shape)> {
     let meta = checkpoint.meta();
     let arch = meta.str("general.architecture")?;
     let count = |key: &str| Ok::<_, anyhow::Error>(meta.opt_u32(&format!("{arch}.{key}"))?.unwrap_or(0) as usize);
@@ -66,22 +66,22 @@ impl Config<'_> {
         Ok(self.meta.opt_f32(&self.key(name))?)
     }
 
-    /// An error about a key that mlx-lm's model has no use for.
+    /// Returns an error about a key that mlx-lm's model has no use for.
     fn refuse(&self, name: &str, what: impl std::fmt::Display) -> anyhow::Error {
         let key = self.key(name);
-        anyhow::anyhow!("convert {}: {key} {what}", self.checkpoint.name())
+        anyhow::anyhow!("failed to convert {}: {key} {what}", self.checkpoint.name())
     }
 
     fn has(&self, tensor: &str) -> bool {
         self.checkpoint.tensor(tensor).is_some()
     }
 
-    /// Whether layers have a tensor: all, none, or an error.
+    /// Returns whether layers have a tensor: all, none, or an error.
     fn all_have(&self, tensor: &str, layers: std::ops::Range<usize>) -> Result<bool> {
         let n = layers.clone().filter(|layer| self.has(&format!("blk.{layer}.{tensor}"))).count();
         ensure!(
             n == 0 || n == layers.len(),
-            "convert {}: {n} of {} layers have {tensor}, and mlx-lm's {} has it in all or none",
+            "failed to convert {}: {n} of {} layers have {tensor}, and mlx-lm's {} has it in all or none",
             self.checkpoint.name(),
             layers.len(),
             self.form.model_type
@@ -215,7 +215,7 @@ impl Config<'_> {
             None => None,
         };
         if self.has("rope_freqs.weight") {
-            ensure!(kind.is_none(), self.refuse("rope.scaling.type", "is there beside rope_freqs.weight"));
+            ensure!(kind.is_none(), self.refuse("rope.scaling.type", "is set alongside rope_freqs.weight"));
             scaling = match self.arch {
                 // Whose layers have rotary embeddings of two kinds.
                 "gemma4" => None,
@@ -226,7 +226,7 @@ impl Config<'_> {
             let kind = scaling["rope_type"].as_str().unwrap_or_default().to_string();
             ensure!(
                 self.form.scaling.contains(&kind.as_str()),
-                "convert {}: its positions are scaled ({kind}), which mlx-lm's {} does not do",
+                "failed to convert {}: its positions are scaled ({kind}), which mlx-lm's {} does not do",
                 self.checkpoint.name(),
                 self.form.model_type
             );
@@ -266,7 +266,7 @@ impl Config<'_> {
                 scaling["mscale"] = json!(mscale);
                 scaling["mscale_all_dim"] = json!(mscale);
             }
-            Some(x) => return Err(self.refuse("rope.scaling.yarn_log_multiplier", format!("is {x}, 0 wanted"))),
+            Some(x) => return Err(self.refuse("rope.scaling.yarn_log_multiplier", format!("is {x}, expected 0"))),
         }
         Ok(scaling)
     }
@@ -280,13 +280,13 @@ impl Config<'_> {
         Ok(divisors)
     }
 
-    /// The rule of Llama 3.1 that some divisors of frequencies come from.
+    /// Returns the rule of Llama 3.1 that some divisors of frequencies come from.
     fn llama3(&self, base: f64) -> Result<Value> {
         let divisors: Vec<f64> = self.divisors()?.into_iter().map(f64::from).collect();
         let factor = divisors.last().copied().unwrap_or(1.0);
         let rule = llama3(base, &divisors).with_context(|| {
             format!(
-                "convert {}: rope_freqs.weight has divisors that are not Llama 3.1's, and config.json has no \
+                "failed to convert {}: rope_freqs.weight has divisors that are not Llama 3.1's, and config.json has no \
                  other form",
                 self.checkpoint.name()
             )
@@ -338,8 +338,8 @@ impl Config<'_> {
                 self.put("layer_types", kinds);
             }
             out::note!(
-                "moebius: layers see a window of {window} positions, and mlx-lm's {} knows none: behind as many \
-                 positions it computes something else",
+                "moebius: layers see a window of {window} positions, and mlx-lm's {} has none: after as many \
+                 positions its results differ",
                 self.form.model_type
             );
         }
@@ -370,7 +370,8 @@ impl Config<'_> {
     }
 
     fn delta(&mut self, shape: &Shape) -> Result<()> {
-        let Delta { n_k, n_v, d_k, d_v } = shape.delta.context("convert a delta net: the file has no heads")?;
+        let Delta { n_k, n_v, d_k, d_v } =
+            shape.delta.context("failed to convert a delta net: the file has no heads")?;
         self.experts()?;
         if let Some(n) = self.count("expert_shared_feed_forward_length")? {
             self.put("shared_expert_intermediate_size", n);
@@ -385,7 +386,7 @@ impl Config<'_> {
         let fits = |every: usize| (0..self.n_layer).all(|layer| attends(layer) == ((layer + 1) % every == 0));
         let every = every.filter(|&every| fits(every)).with_context(|| {
             format!(
-                "convert {}: its layers with attention are not every n-th, and mlx-lm's {} has no other order",
+                "failed to convert {}: its attention layers are not every n-th, and mlx-lm's {} has no other order",
                 self.checkpoint.name(),
                 self.form.model_type
             )
@@ -434,13 +435,19 @@ impl Config<'_> {
                     !renormalise,
                     self.refuse("expert_weights_norm", "is true, and mlx-lm's deepseek_v2 takes false")
                 );
-                ensure!(!has_bias, "convert tensor exp_probs_b.bias: mlx-lm's deepseek_v2 has no such tensor");
+                ensure!(
+                    !has_bias,
+                    "failed to convert tensor exp_probs_b.bias: mlx-lm's deepseek_v2 has no such tensor"
+                );
                 ("softmax", if n_group > 1 { "group_limited_greedy" } else { "greedy" })
             }
             other => {
-                ensure!(has_bias, "convert tensor exp_probs_b.bias: it is missing, and mlx-lm's {other} has it");
+                ensure!(
+                    has_bias,
+                    "failed to convert tensor exp_probs_b.bias: it is missing, and mlx-lm's {other} has it"
+                );
                 let gating = self.count("expert_gating_func")?.unwrap_or(2);
-                ensure!(gating == 2, self.refuse("expert_gating_func", format!("is {gating}, 2 (sigmoid) wanted")));
+                ensure!(gating == 2, self.refuse("expert_gating_func", format!("is {gating}, expected 2 (sigmoid)")));
                 ("sigmoid", "noaux_tc")
             }
         };
@@ -450,7 +457,8 @@ impl Config<'_> {
     }
 
     fn deepseek(&mut self, shape: &Shape) -> Result<()> {
-        let (d_nope, d_v) = shape.latent.context("convert latent attention: the file has no widths of heads")?;
+        let (d_nope, d_v) =
+            shape.latent.context("failed to convert latent attention: the file has no widths of heads")?;
         self.put("num_key_value_heads", shape.n_head);
         self.put("qk_nope_head_dim", d_nope);
         self.put("qk_rope_head_dim", self.need("rope.dimension_count")?);
@@ -503,7 +511,7 @@ impl Config<'_> {
         let n_own = full_layers().filter(|&layer| own_v(layer)).count();
         ensure!(
             n_own == 0 || n_own == full_layers().count(),
-            "convert {}: {n_own} layers without a window have attn_v.weight, all or none wanted",
+            "failed to convert {}: {n_own} layers without a window have attn_v.weight, expected all or none",
             self.checkpoint.name()
         );
         let shares = n_own == 0;
@@ -513,11 +521,11 @@ impl Config<'_> {
         );
         let bare = (0..self.n_layer).find(|&layer| caches[layer].window.is_some() && !own_v(layer));
         if let Some(layer) = bare {
-            bail!("convert tensor blk.{layer}.attn_v.weight: it is missing, and mlx-lm's gemma4_text has it");
+            bail!("failed to convert tensor blk.{layer}.attn_v.weight: it is missing, and mlx-lm's gemma4_text has it");
         }
         let rotary = self.count("rope.dimension_count_swa")?.unwrap_or(windowed.d_k as u32) as usize;
         let is_whole = rotary == windowed.d_k;
-        ensure!(is_whole, self.refuse("rope.dimension_count_swa", format!("is {rotary}, {} wanted", windowed.d_k)));
+        ensure!(is_whole, self.refuse("rope.dimension_count_swa", format!("is {rotary}, expected {}", windowed.d_k)));
         let share = self.turning(full.d_k)?;
         let base = self.out["rope_theta"].clone();
         let local = self.number("rope.freq_base_swa")?.unwrap_or(10000.0);
@@ -554,7 +562,7 @@ impl Config<'_> {
         Ok(())
     }
 
-    /// The share of the pairs of Gemma 4's heads that turn: the divisors of the others are next to infinite.
+    /// Returns the share of the pairs of Gemma 4's heads that turn: the divisors of the others are next to infinite.
     fn turning(&self, d_head: usize) -> Result<f64> {
         if !self.has("rope_freqs.weight") {
             return Ok(1.0);
@@ -563,14 +571,14 @@ impl Config<'_> {
         let n = divisors.iter().take_while(|&&d| d == 1.0).count();
         ensure!(
             divisors.iter().skip(n).all(|&d| d >= 1e20),
-            "convert {}: rope_freqs.weight has divisors that config.json has no form for",
+            "failed to convert {}: rope_freqs.weight has divisors that config.json has no form for",
             self.checkpoint.name()
         );
         Ok((2 * n) as f64 / d_head as f64)
     }
 }
 
-/// The old context by which Llama 3.1's rule gives these divisors; `None` where none does.
+/// Returns the old context by which Llama 3.1's rule gives these divisors; `None` where none does.
 fn llama3(base: f64, divisors: &[f64]) -> Option<u64> {
     let (low, high) = LLAMA3;
     let n = 2 * divisors.len();

@@ -9,7 +9,7 @@ use checkpoint::Checkpoint;
 type Name = (&'static str, &'static str);
 
 /// How mlx-lm's model of an architecture is made.
-pub struct Form {
+pub struct MlxForm {
     pub model_type: &'static str,
     pub class: &'static str,
     /// Its own names, which go before the common ones.
@@ -118,7 +118,7 @@ const OSS: &[&str] =
 const ATTENTION_BIAS: Option<&str> = Some("attention_bias");
 
 /// A model without anything particular.
-const PLAIN: Form = Form {
+const PLAIN: MlxForm = MlxForm {
     model_type: "",
     class: "",
     names: &[],
@@ -130,45 +130,46 @@ const PLAIN: Form = Form {
     has_windows: false,
 };
 
-const DELTA: Form = Form { names: GATED_DELTA, biases: &[(QKVO, ATTENTION_BIAS)], is_partial: true, ..PLAIN };
+const DELTA: MlxForm = MlxForm { names: GATED_DELTA, biases: &[(QKVO, ATTENTION_BIAS)], is_partial: true, ..PLAIN };
 
-const DEEPSEEK: Form = Form { names: SHARED_EXPERTS, scaling: &["yarn"], is_partial: true, is_tied: false, ..PLAIN };
+const DEEPSEEK: MlxForm =
+    MlxForm { names: SHARED_EXPERTS, scaling: &["yarn"], is_partial: true, is_tied: false, ..PLAIN };
 
 /// Forms with the architecture that GGUF has for them.
 #[rustfmt::skip]
-const FORMS: &[(&str, Form)] = &[
-    ("llama", Form { model_type: "llama", class: "LlamaForCausalLM", scaling: &["linear", "yarn", "llama3"],
+const FORMS: &[(&str, MlxForm)] = &[
+    ("llama", MlxForm { model_type: "llama", class: "LlamaForCausalLM", scaling: &["linear", "yarn", "llama3"],
         biases: &[(QKVO, ATTENTION_BIAS), (FFN, Some("mlp_bias"))], ..PLAIN }),
-    ("llama", Form { model_type: "mistral", class: "MistralForCausalLM", scaling: &["linear", "yarn", "llama3"],
+    ("llama", MlxForm { model_type: "mistral", class: "MistralForCausalLM", scaling: &["linear", "yarn", "llama3"],
         ..PLAIN }),
-    ("llama", Form { model_type: "mixtral", class: "MixtralForCausalLM", names: MIXTRAL, has_head_dim: false,
+    ("llama", MlxForm { model_type: "mixtral", class: "MixtralForCausalLM", names: MIXTRAL, has_head_dim: false,
         ..PLAIN }),
-    ("qwen2", Form { model_type: "qwen2", class: "Qwen2ForCausalLM", scaling: &["linear", "yarn"],
+    ("qwen2", MlxForm { model_type: "qwen2", class: "Qwen2ForCausalLM", scaling: &["linear", "yarn"],
         biases: &[(QKV, None)], has_head_dim: false, ..PLAIN }),
-    ("qwen3", Form { model_type: "qwen3", class: "Qwen3ForCausalLM", scaling: &["linear", "yarn"], ..PLAIN }),
-    ("qwen3moe", Form { model_type: "qwen3_moe", class: "Qwen3MoeForCausalLM", ..PLAIN }),
-    ("qwen3next", Form { model_type: "qwen3_next", class: "Qwen3NextForCausalLM", scaling: &["linear", "yarn"],
+    ("qwen3", MlxForm { model_type: "qwen3", class: "Qwen3ForCausalLM", scaling: &["linear", "yarn"], ..PLAIN }),
+    ("qwen3moe", MlxForm { model_type: "qwen3_moe", class: "Qwen3MoeForCausalLM", ..PLAIN }),
+    ("qwen3next", MlxForm { model_type: "qwen3_next", class: "Qwen3NextForCausalLM", scaling: &["linear", "yarn"],
         ..DELTA }),
-    ("qwen35", Form { model_type: "qwen3_5", class: "Qwen3_5ForConditionalGeneration", ..DELTA }),
-    ("qwen35moe", Form { model_type: "qwen3_5_moe", class: "Qwen3_5MoeForConditionalGeneration", ..DELTA }),
-    ("deepseek2", Form { model_type: "deepseek_v3", class: "DeepseekV3ForCausalLM", ..DEEPSEEK }),
-    ("deepseek2", Form { model_type: "deepseek_v2", class: "DeepseekV2ForCausalLM", ..DEEPSEEK }),
-    ("glm4moe", Form { model_type: "glm4_moe", class: "Glm4MoeForCausalLM", names: SHARED_EXPERTS,
+    ("qwen35", MlxForm { model_type: "qwen3_5", class: "Qwen3_5ForConditionalGeneration", ..DELTA }),
+    ("qwen35moe", MlxForm { model_type: "qwen3_5_moe", class: "Qwen3_5MoeForConditionalGeneration", ..DELTA }),
+    ("deepseek2", MlxForm { model_type: "deepseek_v3", class: "DeepseekV3ForCausalLM", ..DEEPSEEK }),
+    ("deepseek2", MlxForm { model_type: "deepseek_v2", class: "DeepseekV2ForCausalLM", ..DEEPSEEK }),
+    ("glm4moe", MlxForm { model_type: "glm4_moe", class: "Glm4MoeForCausalLM", names: SHARED_EXPERTS,
         biases: &[(QKV, ATTENTION_BIAS)], is_partial: true, ..PLAIN }),
-    ("gemma3", Form { model_type: "gemma3_text", class: "Gemma3ForCausalLM", names: GEMMA, scaling: &["linear"],
+    ("gemma3", MlxForm { model_type: "gemma3_text", class: "Gemma3ForCausalLM", names: GEMMA, scaling: &["linear"],
         has_windows: true, ..PLAIN }),
-    ("gemma4", Form { model_type: "gemma4_text", class: "Gemma4ForCausalLM", names: GEMMA,
+    ("gemma4", MlxForm { model_type: "gemma4_text", class: "Gemma4ForCausalLM", names: GEMMA,
         scaling: &["proportional"], has_windows: true, ..PLAIN }),
-    ("gpt-oss", Form { model_type: "gpt_oss", class: "GptOssForCausalLM", names: GPT_OSS, scaling: &["linear", "yarn"],
+    ("gpt-oss", MlxForm { model_type: "gpt_oss", class: "GptOssForCausalLM", names: GPT_OSS, scaling: &["linear", "yarn"],
         biases: &[(OSS, None)], is_tied: false, has_windows: true, ..PLAIN }),
 ];
 
-impl Form {
-    /// The form of a file's model.
+impl MlxForm {
+    /// Returns the form of a file's model.
     ///
     /// # Errors
     /// mlx-lm has none.
-    pub fn of(checkpoint: &Checkpoint) -> Result<&'static Form> {
+    pub fn of(checkpoint: &Checkpoint) -> Result<&'static MlxForm> {
         let meta = checkpoint.meta();
         let arch = meta.str("general.architecture")?;
         let count = |key: &str| Ok::<_, anyhow::Error>(meta.opt_u32(&format!("{arch}.{key}"))?.unwrap_or(0));
@@ -184,18 +185,23 @@ impl Form {
             },
             _ => "",
         };
-        let is = |(of, form): &&(&str, Form)| *of == arch && (model_type.is_empty() || form.model_type == model_type);
+        let is =
+            |(of, form): &&(&str, MlxForm)| *of == arch && (model_type.is_empty() || form.model_type == model_type);
         match FORMS.iter().find(is) {
             Some((_, form)) => Ok(form),
             None => {
                 let mut known: Vec<&str> = FORMS.iter().map(|(arch, _)| *arch).collect();
                 known.dedup();
-                bail!("convert {}: MLX folders are written for {}, not for {arch}", checkpoint.name(), known.join(", "))
+                bail!(
+                    "failed to convert {}: MLX folders are written for {}, not for {arch}",
+                    checkpoint.name(),
+                    known.join(", ")
+                )
             }
         }
     }
 
-    /// The name of a tensor of a layer, GGUF's inside the layer given.
+    /// Returns the name of a tensor of a layer, GGUF's inside the layer given.
     pub fn name(&self, rest: &str) -> Option<String> {
         let find = |wanted: &str| self.names.iter().chain(COMMON).find(|(gguf, _)| *gguf == wanted);
         if let Some((_, name)) = find(rest) {
@@ -205,7 +211,7 @@ impl Form {
         find(stem).map(|(_, name)| format!("{name}.{kind}"))
     }
 
-    /// The keys of groups of biases that the file has.
+    /// Returns the keys of groups of biases that the file has.
     ///
     /// # Errors
     /// A bias that mlx-lm's model has not, or has where the file has none.
@@ -223,7 +229,7 @@ impl Form {
             }
             if let Some((layer, module)) = all().find(|(layer, module)| !has(*layer, module, "bias")) {
                 bail!(
-                    "convert tensor blk.{layer}.{module}.bias: it is missing, and mlx-lm's {} has it",
+                    "failed to convert tensor blk.{layer}.{module}.bias: it is missing, and mlx-lm's {} has it",
                     self.model_type
                 );
             }
@@ -234,7 +240,12 @@ impl Form {
             let Some(module) = inner.and_then(|rest| rest.strip_suffix(".bias")) else { continue };
             let is_known = ["ssm_dt", "exp_probs_b"].contains(&module)
                 || self.biases.iter().any(|(modules, _)| modules.contains(&module));
-            ensure!(is_known, "convert tensor {}: mlx-lm's {} has no such bias", tensor.name, self.model_type);
+            ensure!(
+                is_known,
+                "failed to convert tensor {}: mlx-lm's {} has no such bias",
+                tensor.name,
+                self.model_type
+            );
         }
         Ok(keys)
     }

@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 
 use crate::quantize::source::unchanged;
 use crate::{machine, out};
-use form::Form;
+use form::MlxForm;
 use tensors::{Entry, Out};
 
 /// Size of a file of weights that is not passed where tensors can be kept apart.
@@ -37,15 +37,16 @@ pub fn convert(checkpoint: Checkpoint, path: &Path, bits: Option<u8>, group: Opt
     let group = group.unwrap_or(GROUP);
     let affine = bits.map(|bits| {
         let affine = Affine::new(usize::from(bits), group, ScaleType::BF16);
-        affine.with_context(|| format!("convert to mlx: {bits} bits in groups of {group} are no type of MLX's"))
+        affine
+            .with_context(|| format!("failed to convert to mlx: {bits} bits in groups of {group} are no type of MLX's"))
     });
     let affine = affine.transpose()?;
     if let Some(other) = checkpoint.unreadable().first() {
-        bail!("read {}: tensor {} is of type {}: {}", checkpoint.name(), other.name, other.dtype, other.why);
+        bail!("failed to read {}: tensor {} is of type {}: {}", checkpoint.name(), other.name, other.dtype, other.why);
     }
     // What can be planned has the shapes that it should.
     let plan = model::build(&checkpoint)?.into_plan();
-    let form = Form::of(&checkpoint)?;
+    let form = MlxForm::of(&checkpoint)?;
     let (mut config, shape) = config::config(&checkpoint, &plan, form)?;
     let outs = tensors::all(&checkpoint, form, &shape, affine)?;
     let mxfp4 = outs.iter().any(|out| out.mode() == Some("mxfp4"));
@@ -75,7 +76,8 @@ pub fn convert(checkpoint: Checkpoint, path: &Path, bits: Option<u8>, group: Opt
     let bar = machine::weights_progress(outs.iter().map(|out| out.n_values() as u64).sum())?;
     out::folder(path, |folder| {
         let write = |name: &str, text: &str| {
-            fs::write(folder.join(name), text).with_context(|| format!("write {}", folder.join(name).display()))
+            fs::write(folder.join(name), text)
+                .with_context(|| format!("failed to write {}", folder.join(name).display()))
         };
         write("config.json", &serde_json::to_string_pretty(&Value::Object(config))?)?;
         if let Some(FolderTexts { tokenizer, config: mut settings, .. }) = texts {
@@ -88,7 +90,7 @@ pub fn convert(checkpoint: Checkpoint, path: &Path, bits: Option<u8>, group: Opt
         }
         weights(&checkpoint, &outs, folder, &bar)?;
         // What was written must be a model.
-        model::build(&checkpoint::open(folder)?).map(drop).context("read the new folder")
+        model::build(&checkpoint::open(folder)?).map(drop).context("failed to read the new folder")
     })?;
     bar.finish_and_clear();
     unchanged(&checkpoint)
@@ -127,15 +129,16 @@ fn weights(checkpoint: &Checkpoint, outs: &[Out], folder: &Path, bar: &ProgressB
         // Some readers want the numbers aligned.
         header.resize(header.len().next_multiple_of(8), b' ');
         let path = folder.join(&name);
-        let file = fs::File::create(&path).with_context(|| format!("create {}", path.display()))?;
+        let file = fs::File::create(&path).with_context(|| format!("failed to create {}", path.display()))?;
         let mut out = BufWriter::new(file);
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         shard.iter().try_for_each(|one| one.write(checkpoint, &mut out, |n| bar.inc(n)))?;
         let file = out.into_inner().map_err(std::io::IntoInnerError::into_error);
-        file.and_then(|file| file.sync_all()).with_context(|| format!("write {}", path.display()))?;
+        file.and_then(|file| file.sync_all()).with_context(|| format!("failed to write {}", path.display()))?;
     }
     let index = json!({"metadata": {"total_size": total}, "weight_map": index});
     let path = folder.join("model.safetensors.index.json");
-    fs::write(&path, serde_json::to_string_pretty(&index)?).with_context(|| format!("write {}", path.display()))
+    fs::write(&path, serde_json::to_string_pretty(&index)?)
+        .with_context(|| format!("failed to write {}", path.display()))
 }

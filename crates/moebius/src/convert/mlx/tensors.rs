@@ -8,7 +8,7 @@ use checkpoint::{Checkpoint, TensorInfo};
 use model::plan::Read;
 use quant::{Affine, PlanesBuf, WeightType};
 
-use super::form::Form;
+use super::form::MlxForm;
 use crate::convert::recipe::{Cache, Order, Recipe, Segment, Transposed};
 use crate::convert::weights::Delta;
 use crate::quantize::mix;
@@ -56,7 +56,7 @@ impl Stored {
         });
     }
 
-    /// The number as it is used.
+    /// Returns the number as it is used.
     fn undone(self, value: f32) -> f32 {
         match self {
             Self::Plain => value,
@@ -65,7 +65,7 @@ impl Stored {
         }
     }
 
-    /// Whether what is read back of `new` is `old`, but for what two libraries compute of a logarithm.
+    /// Returns whether what is read back of `new` is `old`, but for what two libraries compute of a logarithm.
     fn holds(self, new: f32, old: f32) -> bool {
         let near = if self == Self::Log { 1e-6 * old.abs() } else { 0.0 };
         (self.undone(new) - old).abs() <= near
@@ -77,7 +77,7 @@ impl Out {
         self.n_rows * self.n_cols
     }
 
-    /// MLX's name for its type, where it is quantised.
+    /// MLX's name for its type, where it is quantized.
     pub fn mode(&self) -> Option<&'static str> {
         match self.dtype {
             WeightType::Affine(_) => Some("affine"),
@@ -86,7 +86,7 @@ impl Out {
         }
     }
 
-    /// What it is in the file: one tensor, or its planes.
+    /// Returns what it is in the file: one tensor, or its planes.
     pub fn entries(&self) -> Result<Vec<Entry>> {
         let each = self.dtype.plane_bytes(self.n_cols).context("groups do not divide its rows")?;
         let module = self.name.strip_suffix(".weight").unwrap_or(&self.name);
@@ -134,7 +134,12 @@ impl Out {
                         bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap_or_default())).collect();
                     self.stored.apply(&mut values);
                     if let Some(i) = values.iter().position(|v| !v.is_finite()) {
-                        bail!("convert to tensor {}: value {} of a row is {}", self.name, i % self.n_cols, values[i]);
+                        bail!(
+                            "failed to convert to tensor {}: value {} of a row is {}",
+                            self.name,
+                            i % self.n_cols,
+                            values[i]
+                        );
                     }
                     take(&values)?;
                 }
@@ -158,7 +163,7 @@ impl Out {
                 quant::encode_row(self.dtype, values, row.get_mut());
                 if self.dtype == WeightType::MXFP4_PLANAR {
                     quant::decode_row(self.dtype, row.get(), &mut back);
-                    ensure!(back == values, "convert to tensor {}: a row is not what MXFP4 holds", self.name);
+                    ensure!(back == values, "failed to convert to tensor {}: a row is not what MXFP4 holds", self.name);
                 }
                 out.write_all(&row.q)?;
                 scales.extend_from_slice(&row.scales);
@@ -171,7 +176,7 @@ impl Out {
         Ok(out.write_all(&biases)?)
     }
 
-    /// The smallest float type that holds a vector, or a router, as it is.
+    /// Returns the smallest float type that holds a vector, or a router, as it is.
     fn exact(&self, checkpoint: &Checkpoint) -> Result<WeightType> {
         let mut fits = true;
         self.rows(checkpoint, |values| {
@@ -200,18 +205,18 @@ pub struct Shape {
 /// Makes the tensors of a folder.
 struct Maker<'a> {
     checkpoint: &'a Checkpoint,
-    form: &'static Form,
+    form: &'static MlxForm,
     shape: &'a Shape,
     affine: Option<Affine>,
     by_name: HashMap<&'a str, usize>,
     outs: Vec<Out>,
 }
 
-/// The tensors of the folder, in the file's order.
+/// Returns the tensors of the folder, in the file's order.
 ///
 /// # Errors
 /// A tensor has no place there, or rows that are no heads.
-pub fn all(checkpoint: &Checkpoint, form: &'static Form, shape: &Shape, affine: Option<Affine>) -> Result<Vec<Out>> {
+pub fn all(checkpoint: &Checkpoint, form: &'static MlxForm, shape: &Shape, affine: Option<Affine>) -> Result<Vec<Out>> {
     let by_name = checkpoint.tensors().iter().enumerate().map(|(i, t)| (t.name.as_str(), i)).collect();
     let mut maker = Maker { checkpoint, form, shape, affine, by_name, outs: Vec::new() };
     for (from, info) in checkpoint.tensors().iter().enumerate() {
@@ -228,7 +233,7 @@ pub fn all(checkpoint: &Checkpoint, form: &'static Form, shape: &Shape, affine: 
 impl Maker<'_> {
     fn find(&self, name: &str) -> Result<usize> {
         let found = self.by_name.get(name).copied();
-        found.with_context(|| format!("convert tensor {name}: it is missing"))
+        found.with_context(|| format!("failed to convert tensor {name}: it is missing"))
     }
 
     fn tensor(&mut self, from: usize, info: &TensorInfo) -> Result<()> {
@@ -240,7 +245,9 @@ impl Maker<'_> {
                 "output.weight" => "lm_head.weight",
                 // Its numbers are in the config.
                 "rope_freqs.weight" => return Ok(()),
-                other => bail!("convert tensor {other}: mlx-lm's {} has no such tensor", self.form.model_type),
+                other => {
+                    bail!("failed to convert tensor {other}: mlx-lm's {} has no such tensor", self.form.model_type)
+                }
             };
             return self.plain(name.into(), from, recipe);
         };
@@ -285,14 +292,16 @@ impl Maker<'_> {
     /// mlx-lm's name inside a layer.
     fn name(&self, tensor: &str, rest: &str) -> Result<String> {
         let name = self.form.name(rest);
-        name.with_context(|| format!("convert tensor {tensor}: mlx-lm's {} has no such tensor", self.form.model_type))
+        name.with_context(|| {
+            format!("failed to convert tensor {tensor}: mlx-lm's {} has no such tensor", self.form.model_type)
+        })
     }
 
     fn info(&self, from: usize) -> &TensorInfo {
         &self.checkpoint.tensors()[from]
     }
 
-    /// All rows as they lie.
+    /// Returns all rows as they lie.
     fn recipe(&self, from: usize) -> Recipe {
         let shape = &self.info(from).shape;
         let unit = shape.last().copied().unwrap_or(1);
@@ -315,7 +324,7 @@ impl Maker<'_> {
         recipe.lay_out()
     }
 
-    /// The same with the heads' rows and columns as folders have them.
+    /// Returns the same with the heads' rows and columns as folders have them.
     fn ordered(&self, from: usize, rest: &str, mut recipe: Recipe) -> Result<Recipe> {
         let (info, form) = (self.info(from), self.form.model_type);
         let (stem, kind) = rest.rsplit_once('.').unwrap_or((rest, "vector"));
@@ -326,7 +335,7 @@ impl Maker<'_> {
                 let n = info.shape[0];
                 ensure!(
                     n_head > 0 && n.is_multiple_of(2 * n_head),
-                    "convert tensor {}: its rows are no heads",
+                    "failed to convert tensor {}: its rows are no heads",
                     info.name
                 );
                 Order::Unpaired { d_head: n / n_head }
@@ -370,8 +379,10 @@ impl Maker<'_> {
     /// Half of the rows of each expert.
     fn half(&mut self, name: String, from: usize, i: usize) -> Result<()> {
         let info = self.info(from);
-        let &[n_expert, both, k] = info.shape.as_slice() else { bail!("convert tensor {}: it is no stack", info.name) };
-        ensure!(both.is_multiple_of(2), "convert tensor {}: {both} rows are no pairs", info.name);
+        let &[n_expert, both, k] = info.shape.as_slice() else {
+            bail!("failed to convert tensor {}: it is not a stack", info.name)
+        };
+        ensure!(both.is_multiple_of(2), "failed to convert tensor {}: {both} rows are no pairs", info.name);
         let n = both / 2;
         let segments = (0..n_expert).map(|expert| Segment::new(from, expert * both + i * n, 1, n)).collect();
         let recipe = self.segments(k, segments);
@@ -379,7 +390,7 @@ impl Maker<'_> {
     }
 
     fn latent(&self) -> Result<(usize, usize)> {
-        self.shape.latent.context("convert latent attention: the file says no widths of heads")
+        self.shape.latent.context("failed to convert latent attention: the file says no widths of heads")
     }
 
     /// The two tensors of latent attention out of one, whose heads have keys above values.
@@ -410,7 +421,8 @@ impl Maker<'_> {
 
     /// The rows of q, k, v and z, head by head of k.
     fn mixed(&mut self, name: String, qkv: usize, z: usize) -> Result<()> {
-        let Delta { n_k, n_v, d_k, d_v } = self.shape.delta.context("convert a delta net: the file has no heads")?;
+        let Delta { n_k, n_v, d_k, d_v } =
+            self.shape.delta.context("failed to convert a delta net: the file has no heads")?;
         let (wide, d_model) = (n_v / n_k * d_v, self.info(qkv).shape.last().copied().unwrap_or(1));
         let head = |head: usize| {
             [

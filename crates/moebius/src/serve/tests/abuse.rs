@@ -19,12 +19,19 @@ async fn what_is_wrong_is_named() {
     let deep = (0..100).fold(json!(1), |value, _| json!([value]));
     let cases: &[(&str, Value, u16, &str, &str)] = &[
         (PATH, json!({}), 400, "messages", "is missing"),
+        (
+            PATH,
+            chat("Hello", json!({"dry_sequence_breakers": ["a", "b ".repeat(1000)]})),
+            400,
+            "dry_sequence_breakers",
+            "entry 1 has more than 512 bytes",
+        ),
         (PATH, json!({"messages": []}), 400, "messages", "is empty"),
         (PATH, json!({"messages": "hi"}), 400, "messages", "must be a list"),
         (PATH, json!({"messages": [{"role": "king", "content": ""}]}), 400, "messages[0].role", "must be one of"),
         (PATH, json!({"messages": [{"role": "user"}]}), 400, "messages[0].content", "is missing"),
         (PATH, json!({"messages": [{"role": "user", "content": 5}]}), 400, "messages[0].content", "must be a string"),
-        (PATH, json!({"messages": image}), 400, "messages[0].content[0].type", "reads text only"),
+        (PATH, json!({"messages": image}), 400, "messages[0].content[0].type", "only text is supported"),
         (PATH, chat("x", json!({"temperature": "hot"})), 400, "temperature", "must be a number"),
         (PATH, chat("x", json!({"temperature": -1})), 400, "temperature", "must be a number"),
         (PATH, chat("x", json!({"top_p": 1.5})), 400, "top_p", "from 0 to 1"),
@@ -32,12 +39,12 @@ async fn what_is_wrong_is_named() {
         (PATH, chat("x", json!({"n": 1000000})), 400, "n", "whole number"),
         (PATH, chat("x", json!({"stop": ["a", ""]})), 400, "stop", "entry 1"),
         (PATH, chat("x", json!({"stop": vec!["x"; 100]})), 400, "stop", "100 entries"),
-        (PATH, chat("x", json!({"logit_bias": {"fox": 1}})), 400, "logit_bias.fox", "no token id"),
+        (PATH, chat("x", json!({"logit_bias": {"fox": 1}})), 400, "logit_bias.fox", "not a token id"),
         (PATH, chat("x", json!({"logit_bias": {"1": 1e9}})), 400, "logit_bias.1", "from -100 to 100"),
         (PATH, chat("x", json!({"logit_bias": {"99999999": 1}})), 400, "", "vocabulary"),
-        (PATH, chat("x", json!({"top_logprobs": 3})), 400, "top_logprobs", "needs `logprobs`"),
+        (PATH, chat("x", json!({"top_logprobs": 3})), 400, "top_logprobs", "requires `logprobs`"),
         (PATH, chat("x", json!({"stop_token_ids": [4_000_000_000u64]})), 400, "", "vocabulary"),
-        (PATH, chat(&"fox ".repeat(2000), json!({})), 400, "", "the context is 512"),
+        (PATH, chat(&"fox ".repeat(2000), json!({})), 400, "", "prompt is too long"),
         (
             PATH,
             chat("x", json!({"chat_template_kwargs": {"messages": []}})),
@@ -53,7 +60,7 @@ async fn what_is_wrong_is_named() {
             "chat_template_kwargs.bos_token",
             "is set",
         ),
-        (PATH, chat("x", json!({"tools": [{"type": "web_search"}]})), 400, "tools[0].type", "only functions"),
+        (PATH, chat("x", json!({"tools": [{"type": "function"}]})), 400, "tools[0].function", "must be an object"),
         ("/v1/completions", json!({"prompt": deep}), 400, "prompt", "must be"),
         ("/v1/completions", json!({"prompt": [1, "x"]}), 400, "prompt", "must be"),
         ("/v1/completions", json!({"prompt": ""}), 400, "", "empty"),
@@ -136,6 +143,11 @@ async fn keys_guard_everything_but_the_signs_of_life() {
             let request = key.into_iter().fold(request, |request, key| request.header("authorization", key));
             let reply = server.send(request.body(Body::from("{}")).unwrap()).await;
             assert_eq!(reply.status != StatusCode::UNAUTHORIZED, opens, "{path} {key:?}");
+            // What is open says nothing of the models.
+            if path == "/ready" {
+                let said = reply.text().await;
+                assert_eq!(said.contains("fable"), key == Some("Bearer secret"), "{said}");
+            }
         }
     }
 }

@@ -138,12 +138,18 @@ async fn the_server_describes_itself() {
         assert!(openapi["paths"][&path].is_object(), "{path}");
     }
     let schema = &openapi["paths"][PATH]["post"]["requestBody"]["content"]["application/json"]["schema"];
-    assert_eq!(schema["properties"]["temperature"]["type"], "number");
+    let temperature = &schema["properties"]["temperature"];
+    assert_eq!((&temperature["type"], &temperature["title"]), (&json!("number"), &json!("Temperature")));
+    for param in engine::sampler::PARAMS {
+        let field = &schema["properties"][param.name];
+        assert_eq!(field["x-group"], param.group.title(), "{}", param.name);
+        assert!(field["x-step"].as_f64().is_some_and(|step| step > 0.0), "{}", param.name);
+    }
     let models = server.get("/v1/models").await.json().await.1;
     let model = &models["data"][0];
     assert_eq!((&model["id"], &model["meta"]["embedded"]), (&json!("fable"), &json!(true)));
     let description = model["meta"]["description"].as_str().unwrap();
-    assert!(description.contains("tiny model") && description.contains("qwen3moe"), "{description}");
+    assert!(description.contains("a toy for") && description.contains("qwen3moe"), "{description}");
     // Defaults carry no noise of 32-bit numbers, and every one of them is a field of a request.
     assert_eq!(model["meta"]["sampling"]["temperature"], 0.7, "{model}");
     for (name, value) in model["meta"]["sampling"].as_object().unwrap() {

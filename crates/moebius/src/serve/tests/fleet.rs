@@ -13,7 +13,7 @@ use crate::device::{Held, Prefer};
 use crate::load::EngineSetup;
 use crate::serve::app::Keys;
 use crate::serve::common::Common;
-use crate::serve::fleet::{Fleet, Listed, Loader};
+use crate::serve::fleet::{Alias, Fleet, Listed, Loader};
 use crate::serve::guard::{Door, Guard};
 use crate::serve::{Places, routes};
 
@@ -27,6 +27,16 @@ struct Several {
 impl Several {
     /// Links to the embedded model under these names, and files that are no models.
     fn start(names: &[&str], broken: &[&str], args: &[&str], room: Option<usize>) -> Several {
+        Several::with_aliases(names, broken, args, room, Vec::new())
+    }
+
+    fn with_aliases(
+        names: &[&str],
+        broken: &[&str],
+        args: &[&str],
+        room: Option<usize>,
+        aliases: Vec<Alias>,
+    ) -> Several {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &&str| folder.path().join(format!("{name}.gguf"));
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/fable-29m-a10m-q4_k_m.gguf");
@@ -56,9 +66,11 @@ impl Several {
         };
         let StepArgs { memory, gpu_memory, .. } = args.engine.step;
         let room = Held { host: room.unwrap_or(usize::MAX), gpu: usize::MAX, ordinal: 0 };
-        let loader = Loader { memory, gpu_memory, room };
+        let idle = args.sleep_idle_seconds.map(std::time::Duration::from_secs);
+        let loader = Loader { memory, gpu_memory, room, idle };
         let models = paths.into_iter().map(model).collect();
-        let fleet = Arc::new(Fleet::of_several(common, models, loader).unwrap());
+        let fleet = Fleet::of_several(common, models, loader).unwrap().with_aliases(aliases).unwrap();
+        let fleet = Arc::new(fleet);
         Several { router: routes::router(fleet.clone(), door), fleet, _folder: folder }
     }
 
@@ -77,7 +89,7 @@ impl Several {
         answer
     }
 
-    /// The names of those that are loaded.
+    /// Returns the names of those that are loaded.
     async fn loaded(&self) -> Vec<String> {
         let list = self.get("/v1/models").await["data"].as_array().unwrap().clone();
         let is_loaded = |model: &&Value| model["status"]["value"] == "loaded";
@@ -127,8 +139,23 @@ async fn models_are_loaded_when_they_are_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn models_have_further_names() {
+    let alias = |name: &str, model: &str| Alias { name: name.into(), model: model.into() };
+    let aliases = vec![alias("claude-*", "b"), alias("b", "a"), alias("gpt-5", "A")];
+    let server = Several::with_aliases(&["a", "b"], &[], &[], None, aliases);
+    for (name, id) in [("claude-opus-4", "b"), ("b", "b"), ("gpt-5", "a"), ("gpt-5:latest", "a")] {
+        let (status, answer) = server.chat(name).await;
+        assert_eq!((status, &answer["model"]), (200, &json!(id)), "{name}: {answer}");
+    }
+    assert_eq!(server.chat("gpt-4").await.0, 404);
+    assert!(crate::serve::names(&["a=".into()]).is_err() && crate::serve::names(&["a".into(), "b".into()]).is_err());
+    let (own, further) = crate::serve::names(&["own".into(), "x*=y".into()]).unwrap();
+    assert_eq!((own.as_deref(), further), (Some("own"), vec![alias("x*", "y")]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_model_unused_for_longest_makes_room() {
-    for (args, room) in [(&["--memory", "122M"][..], None), (&[], Some(70_000_000))] {
+    for (args, room) in [(&["--memory", "122M"][..], None), (&[], Some(90_000_000))] {
         let server = Several::start(&["a", "b", "c"], &[], args, room);
         for (name, loaded) in
             [("a", &["a"][..]), ("b", &["a", "b"]), ("a", &["a", "b"]), ("c", &["a", "c"]), ("b", &["b", "c"])]
@@ -176,6 +203,62 @@ async fn requests_wait_for_their_model_and_are_told_when_the_server_stops() {
     let ((status, answer), ()) = tokio::join!(server.chat("b"), stop);
     assert_eq!(status, 503, "{answer}");
     drop(held);
+}
+
+/// Models go when their time is over, when they are told to, and not while they are at work.
+#[tokio::test(flavor = "multi_thread")]
+async fn models_are_unloaded_by_hand_and_when_they_are_idle() {
+    let server = Several::start(&["a", "b"], &[], &[], None);
+    let watch = tokio::spawn(server.fleet.clone().watch());
+    let is_gone = async |name: &str| {
+        for _ in 0..200 {
+            if !server.loaded().await.iter().any(|loaded| loaded == name) {
+                return true;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        false
+    };
+    assert_eq!(server.post("/models/load", &json!({"model": "a"})).await, (200, json!({"success": true})));
+    assert_eq!(server.post("/models/load", &json!({"model": "b"})).await.0, 200);
+    assert_eq!(server.loaded().await, ["a", "b"]);
+    assert_eq!(server.post("/models/unload", &json!({"model": "c"})).await.0, 404);
+    assert_eq!(server.post("/models/unload", &json!({"model": "a"})).await, (200, json!({"success": true})));
+    assert!(is_gone("a").await);
+    assert_eq!(server.loaded().await, ["b"]);
+    // Ollama's words for the same.
+    let (_, answer) = server.post("/api/generate", &json!({"model": "b", "keep_alive": 0})).await;
+    assert_eq!((&answer["done_reason"], &answer["done"]), (&json!("unload"), &json!(true)), "{answer}");
+    assert!(is_gone("b").await);
+    // After its answer, which is whole.
+    let body =
+        json!({"model": "b", "prompt": "Go on", "keep_alive": "0s", "stream": false, "options": {"num_predict": 20}});
+    let (status, answer) = server.post("/api/generate", &body).await;
+    assert!(status == 200 && answer["eval_count"].as_u64() > Some(0), "{answer}");
+    assert!(is_gone("b").await);
+    for (span, status) in [("5m", 200), ("1h30m", 200), ("-1", 200), ("soon", 400), ("", 400)] {
+        assert_eq!(
+            server.post("/api/generate", &json!({"model": "b", "keep_alive": span})).await.0,
+            status,
+            "{span:?}"
+        );
+    }
+    let expires = server.get("/api/ps").await["models"][0]["expires_at"].to_string();
+    assert!(expires.contains("2318"), "{expires}");
+    watch.abort();
+
+    let server = Several::start(&["only"], &[], &["--sleep-idle-seconds", "1"], None);
+    let watch = tokio::spawn(server.fleet.clone().watch());
+    assert_eq!(server.chat("any name").await.0, 200);
+    for _ in 0..200 {
+        if server.loaded().await.is_empty() {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    assert!(server.loaded().await.is_empty());
+    assert_eq!(server.chat("only").await.0, 200);
+    watch.abort();
 }
 
 /// A model whose name says that it ranks documents is asked "yes" or "no"; others refuse.

@@ -148,3 +148,43 @@ async fn tools_that_must_be_called_are_called() {
     assert_eq!(server.post(PATH, &none).await.status, 400);
     server.idle().await;
 }
+
+/// GBNF that a translation by recursion, by asking twice or by writing out cannot bear.
+#[tokio::test]
+async fn costly_gbnf_is_refused_by_every_route() {
+    let server = Server::start(2, 4);
+    let chain: String = (1..9_000).map(|i| format!("r{i}::=r{}\n", i - 1)).collect();
+    let twice = (0..40).map(|i| format!("x{i} ::= x{} x{}\n", i + 1, i + 1)).collect::<String>();
+    let costly = [
+        format!("root::=r8999\nr0::=\"a\"\n{chain}"),
+        format!("root ::= {}\"a\"{}", "(".repeat(64), ")".repeat(64)),
+        format!("root ::= \"y\" root | {}\nx ::= {}", "x ".repeat(90_000), "\"a\" ".repeat(19_000)),
+        format!("root ::= x0\n{twice}x40 ::= \"a\"\n"),
+    ];
+    let messages = json!([{"role": "user", "content": "Hello"}]);
+    let routes = [
+        ("/v1/completions", json!({"prompt": "a"})),
+        ("/v1/chat/completions", json!({"messages": messages})),
+        ("/v1/messages", json!({"messages": messages, "max_tokens": 4})),
+        ("/v1/responses", json!({"input": "a"})),
+        ("/completion", json!({"prompt": "a"})),
+    ];
+    for (route, body) in &routes {
+        for field in ["grammar", "guided_grammar", "structured_outputs"] {
+            for (i, gbnf) in costly.iter().enumerate() {
+                let mut body = body.clone();
+                body[field] = if field == "structured_outputs" { json!({"grammar": gbnf}) } else { json!(gbnf) };
+                let (status, answer) = server.post(route, &body).await.json().await;
+                let said = answer.to_string();
+                assert_eq!(status, 400, "{route} {field} {i}: {said}");
+                assert!(
+                    said.contains(field) && said.contains("GBNF") && said.len() < 400,
+                    "{route} {field} {i}: {said}"
+                );
+            }
+        }
+    }
+    let body = json!({"prompt": "Yes or no? ", "grammar": "root ::= \"yes\" | \"no\"", "max_tokens": 9});
+    let answer = server.ask("/v1/completions", &body).await;
+    assert!(["yes", "no"].iter().any(|word| answer["choices"][0]["text"] == *word), "{answer}");
+}

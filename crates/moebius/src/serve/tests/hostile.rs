@@ -10,7 +10,7 @@ use super::{Server, chat};
 
 const PATH: &str = "/v1/chat/completions";
 
-/// A chat beside which a field holds a million objects.
+/// Returns a chat with a further field that holds a million objects.
 fn bomb(field: &str, n: usize) -> String {
     let objects = "{\"\":0},".repeat(n);
     format!("{{\"{field}\": [{objects}0], {}", &chat("Hello", json!({"max_tokens": 2})).to_string()[1..])
@@ -237,8 +237,8 @@ async fn why_a_request_is_refused_is_said_without_its_text() {
         (json!({"messages": secret}), "`messages` must be"),
         (chat("x", json!({"temperature": secret})), "`temperature` must be"),
         (chat("x", json!({"stop": {"a": secret}})), "`stop` must be"),
-        (chat("x", json!({"regex": format!("{secret}(")})), "`regex` cannot be met"),
-        (chat(&secret.repeat(1000), json!({})), "the context is 512"),
+        (chat("x", json!({"regex": format!("{secret}(")})), "`regex` cannot be satisfied"),
+        (chat(&secret.repeat(1000), json!({})), "prompt is too long"),
     ];
     for (body, why) in cases {
         let reply = server.post(PATH, &body).await;

@@ -1,6 +1,8 @@
 //! The router in process, on the embedded model: what clients send and what comes back, without a network.
 
 mod abuse;
+mod agents;
+mod answers;
 mod apis;
 mod chat;
 mod fleet;
@@ -17,6 +19,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, BodyDataStream};
 use axum::http::{HeaderMap, HeaderValue, Request, StatusCode, header};
+use backend::CacheType;
 use engine::scheduler::Stats;
 use futures_util::StreamExt;
 use serde_json::{Value, json};
@@ -28,9 +31,9 @@ use super::error::Why;
 use super::fleet::Fleet;
 use super::guard::{Door, Guard};
 use super::{Places, Started, routes};
-use crate::args::{BackendKind, CacheArg, CopyArg, StepArgs};
-use crate::device::Device;
-use crate::load::{EngineSetup, open, start_with};
+use crate::args::{CopyArg, StepArgs};
+use crate::device::{Chosen, Device};
+use crate::load::{EngineSetup, Model, open, start_with};
 
 /// A server and its engine; both end with it.
 pub struct Server {
@@ -45,9 +48,29 @@ impl Server {
     }
 
     pub fn with_keys(parallel: usize, queue: usize, keys: Keys) -> Server {
+        Server::on(open(None).expect("embedded model"), parallel, queue, keys, 512)
+    }
+
+    /// Of sequences this long.
+    pub fn with_context(parallel: usize, queue: usize, context: usize) -> Server {
+        Server::on(open(None).expect("embedded model"), parallel, queue, Keys::default(), context)
+    }
+
+    /// The model with a template that opens a thought.
+    pub fn thinking(context: usize) -> Server {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("thinking.jinja");
+        let template = "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endfor %}\
+                        {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}{# </think> #}";
+        std::fs::write(&path, template).expect("template");
+        let model = open(None).and_then(|model| model.with_template(Some(&path))).expect("embedded model");
+        Server::on(model, 2, 4, Keys::default(), context)
+    }
+
+    fn on(model: Model, parallel: usize, queue: usize, keys: Keys, context: usize) -> Server {
         let step = StepArgs {
             isa: None,
-            cache_type: CacheArg::F16,
+            cache_type: CacheType::F16,
             copy_weights: CopyArg::Auto,
             memory: None,
             gpu_memory: None,
@@ -57,19 +80,12 @@ impl Server {
         };
         let setup = EngineSetup {
             threads: Some(1),
-            ctx: Some(512),
-            device: Device::named(BackendKind::Cpu),
-            step,
-            prefix_cache: true,
+            ctx: Some(context),
             sequences: parallel,
-            fewer_will_do: false,
-            cache_tokens: Some(2048),
-            requests_bytes: 0,
-            resident_bytes: None,
-            prompts: None,
-            sums_inputs: false,
+            cache_tokens: Some((4 * context).min(16384)),
+            ..EngineSetup::on(Device::named(Chosen::Cpu), step)
         };
-        let session = start_with(open(None).expect("embedded model"), &setup).expect("engine");
+        let session = start_with(model, &setup).expect("engine");
         let sampling = session.default_sampling();
         let guard = Guard::new(std::net::Ipv4Addr::LOCALHOST.into(), &[], &[], !keys.is_empty());
         let door = Arc::new(Door { guard, keys });
@@ -102,7 +118,7 @@ impl Server {
         self.send(Request::get(path).body(Body::empty()).expect("request")).await
     }
 
-    /// The engine's books, when nothing runs any more; cancelled requests get a few steps to leave.
+    /// Returns the engine's books, when nothing runs any more; cancelled requests get a few steps to leave.
     pub async fn idle(&self) -> Stats {
         for _ in 0..3000 {
             let stats = self.app.worker.audit().await.expect("the books add up");
@@ -114,7 +130,7 @@ impl Server {
         panic!("still busy: {:?}", self.app.worker.stats());
     }
 
-    /// The engine's books now.
+    /// Returns the engine's books now.
     pub async fn stats(&self) -> Stats {
         self.app.worker.audit().await.expect("the books add up")
     }
@@ -138,7 +154,7 @@ async fn send(router: &Router, mut request: Request<Body>) -> Reply {
     Reply { status: head.status, headers: head.headers, why, body: body.into_data_stream() }
 }
 
-/// A request that posts JSON.
+/// Returns a request that posts JSON.
 fn posting(path: &str, body: &Value) -> Request<Body> {
     let request = Request::post(path).header("content-type", "application/json");
     request.body(Body::from(body.to_string())).expect("request")
@@ -154,7 +170,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// The rest of the body.
+    /// Returns the rest of the body.
     pub async fn text(mut self) -> String {
         let mut bytes = Vec::new();
         while let Some(piece) = self.body.next().await {
@@ -175,7 +191,7 @@ impl Reply {
         Some(String::from_utf8(piece.to_vec()).expect("text"))
     }
 
-    /// The data of all events, `[DONE]` as a string.
+    /// Returns the data of all events, `[DONE]` as a string.
     pub async fn events(self) -> Vec<Value> {
         let text = self.text().await;
         let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
@@ -183,7 +199,7 @@ impl Reply {
     }
 }
 
-/// A conversation of one message, with more fields.
+/// Returns a conversation of one message, with more fields.
 pub fn chat(text: &str, more: Value) -> Value {
     let mut body = json!({"messages": [{"role": "user", "content": text}], "max_tokens": 24, "seed": 7});
     for (name, value) in more.as_object().expect("fields") {
@@ -192,7 +208,7 @@ pub fn chat(text: &str, more: Value) -> Value {
     body
 }
 
-/// The text of the deltas of a stream's choice.
+/// Returns the text of the deltas of a stream's choice.
 pub fn joined(events: &[Value], index: usize) -> String {
     let choices = events.iter().flat_map(|event| event["choices"].as_array().cloned().unwrap_or_default());
     let mine = choices.filter(|choice| choice["index"] == index);

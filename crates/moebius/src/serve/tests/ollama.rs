@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Reply, Server, chat};
 
-/// The lines of a stream.
+/// Returns the lines of a stream.
 async fn lines(reply: Reply) -> Vec<Value> {
     assert_eq!(reply.headers["content-type"], "application/x-ndjson");
     reply.text().await.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -88,10 +88,10 @@ async fn refusals_have_its_shape() {
         (CHAT, say(json!({"format": "yaml"})), 400, "`format`"),
         (CHAT, say(json!({"options": {"temperature": "hot"}})), 400, "`options.temperature`"),
         (CHAT, say(json!({"options": {"stop": ""}})), 400, "`stop`"),
-        (CHAT, image, 400, "reads text only"),
+        (CHAT, image, 400, "only text is supported"),
         ("/api/generate", json!({"prompt": "x", "suffix": "y"}), 400, "`suffix`"),
         ("/api/generate", json!({"prompt": "x", "context": [1, 2]}), 400, "`context`"),
-        ("/api/pull", json!({"model": "x"}), 404, "no such route"),
+        ("/api/pull", json!({"model": "x"}), 404, "unknown route"),
     ] {
         let (code, answer) = server.post(path, &body).await.json().await;
         let message = answer["error"].as_str().unwrap_or_default();
@@ -107,6 +107,10 @@ async fn models_and_embeddings_are_listed() {
     assert_eq!(tags["models"][0]["details"]["family"], "qwen3moe", "{tags}");
     assert_eq!(server.get("/api/ps").await.json().await.1["models"][0]["name"], "fable");
     assert!(server.get("/api/version").await.json().await.1["version"].is_string());
+    // The one model stays, whatever is said.
+    let kept = server.ask("/api/generate", &json!({"model": "fable", "keep_alive": 0})).await;
+    assert_eq!(kept["done_reason"], "load", "{kept}");
+    assert_eq!(server.post("/models/unload", &json!({})).await.status, 400);
     let shown = server.ask("/api/show", &json!({"model": "fable"})).await;
     assert_eq!(shown["model_info"]["general.architecture"], "qwen3moe", "{shown}");
     let rows = server.ask("/api/embed", &json!({"model": "m", "input": ["a fox", "a bear"]})).await;

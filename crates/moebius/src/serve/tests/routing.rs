@@ -6,7 +6,7 @@ use super::{Server, chat};
 
 const PATH: &str = "/v1/chat/completions";
 
-/// The experts of the tokens of the first answer, from whole answers and events alike.
+/// Returns the experts of the tokens of the first answer, from whole answers and events alike.
 fn experts(value: &Value) -> Vec<Value> {
     value["choices"][0]["routing"].as_array().cloned().unwrap_or_default()
 }

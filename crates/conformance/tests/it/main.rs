@@ -1,0 +1,16 @@
+//! What every backend must do alike, in one program: each module is a subject.
+#![allow(clippy::unwrap_used)]
+
+mod cpu_law;
+mod cuda;
+mod golden;
+mod hidden;
+mod hybrid;
+mod inputs;
+mod latent;
+mod metal;
+mod metal_limits;
+mod ops;
+mod routing;
+mod streaming;
+mod two_ops;

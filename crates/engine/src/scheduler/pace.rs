@@ -1,0 +1,214 @@
+//! What steps cost by their number of tokens, as measured, and how many tokens one may have.
+//!
+//! Knows no clock, no sequences and no devices: times are numbers that the engine measures. They decide when tokens are
+//! computed, and never which.
+
+use std::time::Duration;
+
+/// Sizes of steps are told apart by half powers of two.
+const N_SIZES: usize = 48;
+/// Weight of the newest measurement.
+const NEWEST: f64 = 0.25;
+/// Largest factor by which one measurement may differ from what was known: beyond it is chance.
+const MAX_JUMP: f64 = 4.0;
+/// Prompt tokens of a step of which no cost is known, and the fewest that a step has.
+const FIRST: usize = 32;
+const FEWEST: usize = 8;
+
+/// What a step's prompt tokens make others wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Company {
+    /// Answers run: each step is a gap between their tokens.
+    Answers,
+    /// Further prompts are there.
+    Prompts,
+    /// Nothing is, but a request may come.
+    Nothing,
+}
+
+impl Company {
+    /// Longest step, in units of the target; and how much slower a token may be than in the best steps for it.
+    fn terms(self) -> (f64, f64) {
+        match self {
+            Company::Answers => (1.0, 4.0),
+            Company::Prompts => (5.0, 1.5),
+            Company::Nothing => (10.0, 1.1),
+        }
+    }
+}
+
+/// A moving estimate of the seconds a token costs, by the size of the step.
+#[derive(Clone, Debug)]
+pub(super) struct Pace {
+    /// Target of a step's time in seconds; infinite where steps have no bound.
+    target: f64,
+    /// Seconds per token of steps of each size; 0 where none was measured.
+    seconds: [f64; N_SIZES],
+}
+
+impl Pace {
+    pub fn new(target: Duration) -> Pace {
+        let target = if target == Duration::MAX { f64::INFINITY } else { target.as_secs_f64() };
+        Pace { target, seconds: [0.0; N_SIZES] }
+    }
+
+    /// A step of `n` tokens took this long.
+    ///
+    /// What was not measured lately changes by the same factor: longer contexts and a busy machine slow all steps.
+    pub fn observe(&mut self, n: usize, time: Duration) {
+        let (size, now) = (size_of(n), time.as_secs_f64().max(1e-9) / n.max(1) as f64);
+        let known = self.seconds[size];
+        if known == 0.0 {
+            self.seconds[size] = now;
+            return;
+        }
+        let now = now.clamp(known / MAX_JUMP, known * MAX_JUMP);
+        let factor = 1.0 + NEWEST * (now / known - 1.0);
+        self.seconds.iter_mut().for_each(|seconds| *seconds *= factor);
+    }
+
+    /// Returns how many prompt tokens a step may have that decodes `n_decoding`: at most `max`, which is at least 1.
+    ///
+    /// A step takes no longer than the target, or twice as long as its decoding alone. Where so small a step computes
+    /// tokens at a fraction of their full speed, as with many experts, it has more, within four times the target.
+    pub fn prompt_tokens(&self, n_decoding: usize, max: usize, company: Company) -> usize {
+        if self.target.is_infinite() {
+            return max;
+        }
+        let best = self.seconds.iter().copied().filter(|&s| s > 0.0).fold(f64::INFINITY, f64::min);
+        if best.is_infinite() {
+            return if company == Company::Nothing { max } else { FIRST.min(max) };
+        }
+        let (factor, max_loss) = company.terms();
+        let alone = if n_decoding > 0 { n_decoding as f64 * self.seconds(size_of(n_decoding)) } else { 0.0 };
+        let (limit, most) = ((self.target * factor).max(2.0 * alone), n_decoding + max);
+        let mut n = self.within(limit, most);
+        while n < most && self.seconds(size_of(n)) > best * max_loss {
+            n = (2 * n).min(most);
+        }
+        if company == Company::Answers {
+            n = n.min(self.within(4.0 * limit, most));
+        }
+        n.saturating_sub(n_decoding).max(FEWEST).min(max)
+    }
+
+    /// Returns the largest step of up to `most` tokens that takes no longer than `limit` seconds, at least 1.
+    fn within(&self, limit: f64, most: usize) -> usize {
+        let fits = |size: usize| {
+            let n = (limit / self.seconds(size)).min(most as f64) as usize;
+            (n >= least_of(size)).then(|| n.min(least_of(size + 1) - 1).max(1))
+        };
+        (0..=size_of(most)).rev().find_map(fits).unwrap_or(1)
+    }
+
+    /// Seconds per token of a size: measured, else between the nearest that were. Something was.
+    fn seconds(&self, size: usize) -> f64 {
+        let is_known = |&i: &usize| self.seconds[i] > 0.0;
+        let (below, above) = ((0..=size).rev().find(is_known), (size..N_SIZES).find(is_known));
+        match (below, above) {
+            (Some(a), Some(b)) if a < b => {
+                let share = (size - a) as f64 / (b - a) as f64;
+                self.seconds[a].powf(1.0 - share) * self.seconds[b].powf(share)
+            }
+            (Some(at), _) | (None, Some(at)) => self.seconds[at],
+            (None, None) => f64::INFINITY,
+        }
+    }
+}
+
+/// Returns the size of a step of `n` tokens: two a power of two.
+fn size_of(n: usize) -> usize {
+    let n = n.clamp(1, 1 << (N_SIZES / 2));
+    let whole = n.ilog2() as usize;
+    let is_upper = n >= least_of(2 * whole + 1);
+    (2 * whole + usize::from(is_upper)).min(N_SIZES - 1)
+}
+
+/// Returns the fewest tokens of a size.
+fn least_of(size: usize) -> usize {
+    let whole = 1 << (size / 2);
+    // 181/128 is a little less than the root of 2.
+    if size.is_multiple_of(2) { whole } else { (whole * 181usize).div_ceil(128) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TARGET: Duration = Duration::from_millis(100);
+
+    /// A machine on which a step of `n` tokens takes `base` and `each` of them more, in milliseconds.
+    fn settled(pace: &mut Pace, n_decoding: usize, company: Company, cost: impl Fn(usize) -> f64) -> usize {
+        let mut n = 0;
+        for _ in 0..60 {
+            n = pace.prompt_tokens(n_decoding, 512 - n_decoding, company);
+            let time = Duration::from_secs_f64(cost(n + n_decoding) / 1e3);
+            pace.observe(n + n_decoding, time);
+            pace.observe(n_decoding.max(1), Duration::from_secs_f64(cost(n_decoding.max(1)) / 1e3));
+        }
+        n
+    }
+
+    #[test]
+    fn sizes_have_no_gaps() {
+        for n in 1..5000 {
+            let size = size_of(n);
+            assert!(least_of(size) <= n && n < least_of(size + 1), "{n}: {size}");
+        }
+        assert_eq!(size_of(usize::MAX), N_SIZES - 1);
+    }
+
+    /// The step's time settles at the target, whatever the machine, where full steps would take seconds.
+    #[test]
+    fn steps_settle_at_the_target() {
+        for (base, each) in [(15.0, 7.0), (2.0, 1.0), (20.0, 0.3), (90.0, 2.0)] {
+            let cost = |n: usize| base + each * n as f64;
+            let mut pace = Pace::new(TARGET);
+            let n = settled(&mut pace, 1, Company::Answers, cost);
+            let limit = 100f64.max(2.0 * cost(1));
+            assert!(cost(n + 1) <= 1.1 * limit.max(cost(FEWEST + 1)), "{base} + {each} n: {n} take {}", cost(n + 1));
+            assert!(n == 511 || cost(n + 1) >= 0.6 * limit, "{base} + {each} n: {n} take {}", cost(n + 1));
+            // As much slower as the machine gets, as many fewer there are.
+            let slower = settled(&mut pace, 1, Company::Answers, |n| 2.0 * cost(n));
+            assert!(slower <= n.max(FEWEST), "{slower} of {n}");
+        }
+    }
+
+    /// Without answers steps are long, and whole where they are not longer than a second.
+    #[test]
+    fn a_prompt_without_company_gets_large_steps() {
+        for (each, expected) in [(1.0, 512..=512), (7.0, 110..=150)] {
+            let n = settled(&mut Pace::new(TARGET), 0, Company::Nothing, |n| 5.0 + each * n as f64);
+            assert!(expected.contains(&n), "{each} ms a token: {n}");
+        }
+        let n = settled(&mut Pace::new(TARGET), 0, Company::Prompts, |n| 5.0 + 7.0 * n as f64);
+        assert!((50..=75).contains(&n), "{n}");
+        assert_eq!(Pace::new(Duration::MAX).prompt_tokens(3, 500, Company::Answers), 500);
+        assert_eq!(Pace::new(TARGET).prompt_tokens(3, 500, Company::Answers), FIRST);
+        assert_eq!(Pace::new(TARGET).prompt_tokens(0, 500, Company::Nothing), 500);
+    }
+
+    /// Where a step reads all experts for a few tokens, small ones would cost prompts their speed.
+    #[test]
+    fn small_steps_keep_a_quarter_of_the_speed() {
+        // A token uses 8 of 128 experts; reading all of them takes 800 ms.
+        let cost = |n: usize| 10.0 * n as f64 + 800.0 * (1.0 - (1.0f64 - 8.0 / 128.0).powi(n as i32)) + 20.0;
+        let mut pace = Pace::new(TARGET);
+        assert_eq!(settled(&mut pace, 0, Company::Nothing, cost), 512);
+        let n = settled(&mut pace, 1, Company::Answers, cost);
+        let loss = cost(n + 1) / (n + 1) as f64 / (cost(512) / 512.0);
+        assert!(loss < 5.0 && cost(n + 1) < 4.5 * 170.0, "{n} tokens, {} ms, {loss} times as long", cost(n + 1));
+    }
+
+    /// One step that was held up says little, and what is measured again forgets it.
+    #[test]
+    fn chance_is_forgotten() {
+        let cost = |n: usize| 15.0 + 7.0 * n as f64;
+        let mut pace = Pace::new(TARGET);
+        let before = settled(&mut pace, 1, Company::Answers, cost);
+        pace.observe(before + 1, Duration::from_secs(60));
+        assert!(pace.prompt_tokens(1, 511, Company::Answers) >= before / 2);
+        let after = settled(&mut pace, 1, Company::Answers, cost);
+        assert!(after.abs_diff(before) <= 2, "{before}, {after}");
+    }
+}

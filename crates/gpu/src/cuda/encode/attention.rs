@@ -1,0 +1,105 @@
+//! Launches of attention and of the head norms, ropes and append before it.
+
+use super::super::args;
+use super::super::driver::DriverError;
+use super::super::launch::Launch;
+use super::super::nodes::{AttentionNode, QkvNode, QkvPartNode};
+use super::Encoder;
+
+impl Encoder<'_> {
+    pub(super) fn qkv(&mut self, node: &QkvNode) -> Result<(), DriverError> {
+        let rows = self.counts.tokens;
+        let n_heads: usize = node.parts.iter().map(|part| part.n_head).sum();
+        let rope = node.rope.map(|rope| self.ropes[rope]);
+        let mut args = args::Qkv {
+            step: self.step,
+            table: rope.map_or(0, |rope| rope.table),
+            rows: rows as u32,
+            n_heads: n_heads as u32,
+            half: rope.map_or(0, |rope| rope.half as u32),
+            interleaved: u32::from(rope.is_some_and(|rope| rope.interleaved)),
+            windowed: u32::from(node.windowed),
+            eps: node.eps,
+            ..Default::default()
+        };
+        for (to, part) in args.parts.iter_mut().zip(&node.parts) {
+            *to = qkv_part(part);
+        }
+        self.run(node.module, Launch::each("qkv", rows * n_heads * 32, 128), &args)
+    }
+
+    pub(super) fn attention(&mut self, node: &AttentionNode) -> Result<(), DriverError> {
+        let (n_tokens, n_chunks) = (self.counts.tokens, self.counts.chunks);
+        // Prompts: tiles of tokens of one chunk each. Single tokens next to them would leave theirs nearly empty.
+        let (singles, prompts) = (self.singles, n_chunks - self.singles);
+        let n_prompt = n_tokens - singles;
+        if let Some(tile) = node.tile.filter(|_| prompts > 0 && n_prompt >= 16 * prompts) {
+            let args = self.attention_args(node, n_chunks, singles);
+            let grid = [n_prompt / tile.tokens + prompts, node.cache.n_kv, tile.heads].map(|n| n as u32);
+            let (block, shared) = (tile.block as u32, tile.shared as u32);
+            self.run(node.module, Launch { entry: "attention_tile", grid, block, shared }, &args)?;
+            return if singles == 0 { Ok(()) } else { self.attention_rows(node, singles, singles) };
+        }
+        self.attention_rows(node, n_tokens, 0)
+    }
+
+    /// Attention of all tokens by themselves, or of the `singles` alone.
+    fn attention_rows(&mut self, node: &AttentionNode, n_tokens: usize, singles: usize) -> Result<(), DriverError> {
+        let n_splits = self.attention_sums(node, n_tokens, singles)?;
+        if n_splits == 1 {
+            return Ok(());
+        }
+        let args = self.attention_args(node, n_splits, singles);
+        let grid = [n_tokens, node.n_head, 1].map(|n| n as u32);
+        self.run(node.module, Launch { entry: "attention_merge", grid, block: 128, shared: 0 }, &args)
+    }
+
+    /// Attention up to the sums of its splits, or to its output where there is one; how many there are.
+    pub(super) fn attention_sums(
+        &mut self,
+        node: &AttentionNode,
+        n_tokens: usize,
+        singles: usize,
+    ) -> Result<usize, DriverError> {
+        let n_splits = node.splits(n_tokens, self.most_pages, self.sms);
+        let args = self.attention_args(node, n_splits, singles);
+        let grid = [n_tokens * node.tiles(), node.cache.n_kv, n_splits].map(|n| n as u32);
+        self.run(node.module, Launch { entry: "attention", grid, block: 128, shared: 0 }, &args)?;
+        Ok(n_splits)
+    }
+
+    /// The arguments of attention with so many splits.
+    fn attention_args(&self, node: &AttentionNode, n_splits: usize, singles: usize) -> args::Attention {
+        args::Attention {
+            step: self.step,
+            q: node.q.ptr,
+            k_cache: node.cache.k,
+            v_cache: node.cache.v,
+            sinks: node.sinks,
+            out: node.out.ptr,
+            partial: self.scratch.partial,
+            rows: self.counts.tokens as u32,
+            n_head: node.n_head as u32,
+            n_kv: node.cache.n_kv as u32,
+            n_splits: n_splits as u32,
+            window: node.window.min(u32::MAX as usize) as u32,
+            windowed: u32::from(node.cache.windowed),
+            scale: node.scale,
+            softcap: node.softcap,
+            singles: singles as u32,
+            reserved: 0,
+        }
+    }
+}
+
+pub(super) fn qkv_part(part: &QkvPartNode) -> args::QkvPart {
+    args::QkvPart {
+        x: part.x.ptr,
+        w: part.w,
+        cache: part.cache,
+        n_head: part.n_head as u32,
+        d_head: part.d_head as u32,
+        is_normed: u32::from(part.is_normed),
+        is_rotated: u32::from(part.is_rotated),
+    }
+}

@@ -1,0 +1,160 @@
+//! Launches of a router's choice and of the chosen experts.
+
+use super::super::args;
+use super::super::driver::{DriverError, Ptr};
+use super::super::launch::Launch;
+use super::super::matmul;
+use super::super::nodes::{ExpertsNode, HotNode, Mat, RouteNode};
+use super::super::wide;
+use super::{Encoder, Scratch};
+
+impl Encoder<'_> {
+    pub(super) fn route(&mut self, node: &RouteNode) -> Result<(), DriverError> {
+        let rows = self.rows(&node.logits) as u32;
+        let args = self.route_args(node);
+        self.run(node.module, Launch { entry: "route", grid: [rows, 1, 1], block: 32, shared: 0 }, &args)
+    }
+
+    pub(super) fn route_args(&self, node: &RouteNode) -> args::Route {
+        let rows = self.rows(&node.logits);
+        let [n_group, n_group_used, group_sums] = node.groups();
+        args::Route {
+            step: self.step,
+            logits: node.logits.ptr,
+            bias: node.bias,
+            expert_scale: node.expert_scale,
+            ids: node.ids.ptr,
+            weights: node.weights.ptr,
+            rows: rows as u32,
+            n_used: node.n_used as u32,
+            score: node.score(),
+            n_group,
+            n_group_used,
+            group_sums,
+            renormalise: u32::from(node.router.renormalise.is_some()),
+            of_outputs: u32::from(node.logits.rows == model::plan::Rows::Outputs),
+            router: node.index as u32,
+            eps: node.router.renormalise.unwrap_or(0.0),
+            scale: node.router.scale,
+            n_squares: 0,
+            k: 0,
+            norm_eps: 0.0,
+            sums: args::LogitSums::default(),
+        }
+    }
+
+    pub(super) fn experts(&mut self, node: &ExpertsNode) -> Result<(), DriverError> {
+        let rows = self.rows(&node.x);
+        if rows == 0 || self.experts_batch(node, rows)? {
+            return Ok(());
+        }
+        let with_lists = rows >= matmul::lists_from();
+        if with_lists {
+            self.expert_lists(node.ids.ptr, rows * node.n_used, node.n_expert)?;
+        }
+        self.experts_up_of(node, node.x.ptr, rows, with_lists)?;
+        self.experts_down_of(node, rows, with_lists)
+    }
+
+    /// Gate, up and activation of every pair's expert, over rows at `x`.
+    pub(super) fn experts_up_of(
+        &mut self,
+        node: &ExpertsNode,
+        x: Ptr,
+        rows: usize,
+        with_lists: bool,
+    ) -> Result<(), DriverError> {
+        let ExpertsNode { gate, up, hidden, act, biases: [gate_bias, up_bias, _], .. } = *node;
+        let of_gate = self.projection(node, rows, with_lists, [x, gate_bias, hidden.ptr], gate);
+        if gate.dtype == up.dtype {
+            return self.project(gate, true, &args::Experts { up: up.data, up_bias, ..of_gate });
+        }
+        let apart = self.scratch.apart;
+        self.project(gate, false, &of_gate)?;
+        self.project(up, false, &self.projection(node, rows, with_lists, [x, up_bias, apart], up))?;
+        self.gated_act(&hidden, apart, act, &hidden)
+    }
+
+    /// The last product of every pair's expert.
+    pub(super) fn experts_down_of(
+        &mut self,
+        node: &ExpertsNode,
+        rows: usize,
+        with_lists: bool,
+    ) -> Result<(), DriverError> {
+        let ExpertsNode { down, hidden, out, biases: [.., bias], .. } = *node;
+        let args = self.projection(node, rows, with_lists, [hidden.ptr, bias, out.ptr], down);
+        self.project(down, false, &args::Experts { x_per_pair: 1, ..args })
+    }
+
+    fn projection(
+        &self,
+        node: &ExpertsNode,
+        rows: usize,
+        with_lists: bool,
+        [x, bias, out]: [Ptr; 3],
+        w: Mat,
+    ) -> args::Experts {
+        let Scratch { first, pairs, .. } = self.scratch;
+        args::Experts {
+            x,
+            ids: node.ids.ptr,
+            w: w.data,
+            bias,
+            out,
+            first: if with_lists { first } else { 0 },
+            pairs: if with_lists { pairs } else { 0 },
+            rows: rows as u32,
+            n_used: node.n_used as u32,
+            n_expert: node.n_expert as u32,
+            n: w.n as u32,
+            k: w.k as u32,
+            act: node.act.kind,
+            alpha: node.act.alpha,
+            limit: node.act.limit,
+            ..Default::default()
+        }
+    }
+
+    fn project(&mut self, w: Mat, is_gated: bool, args: &args::Experts) -> Result<(), DriverError> {
+        let [rows, n_used, n_expert] = [args.rows, args.n_used, args.n_expert].map(|n| n as usize);
+        let Some(module) = w.wide.filter(|_| rows >= wide::FROM) else {
+            let launch = matmul::experts(w.dtype, rows, n_used, n_expert, w.n, w.k, is_gated, self.sms);
+            return self.run(w.module, launch, args);
+        };
+        let wide = wide::experts(w.dtype, is_gated, rows * n_used, n_expert, w.n, self.sms);
+        self.wide(module, wide, |wide| args::WideExperts { op: *args, wide })
+    }
+
+    /// The experts of a layer that have slots on the device.
+    pub fn hot_experts(&mut self, hot: &HotNode, ids: Ptr, rows: usize) -> Result<(), DriverError> {
+        let n_pairs = rows * hot.experts.n_used;
+        let args = args::Hot {
+            ids,
+            table: hot.table,
+            slots: hot.experts.ids.ptr,
+            n_pairs: n_pairs as u32,
+            n_expert: hot.n_expert as u32,
+            ..Default::default()
+        };
+        self.run(hot.module, Launch::each("hot_ids", n_pairs, 256), &args)?;
+        self.experts(&hot.experts)
+    }
+
+    /// Takes the rows of the other pairs from `host`, memory of the host as the device sees it.
+    pub fn hot_merge(&mut self, hot: &HotNode, host: Ptr, rows: usize) -> Result<(), DriverError> {
+        let ExpertsNode { ids, out, n_expert, n_used, .. } = hot.experts;
+        let n_pairs = rows * n_used;
+        let args = args::Hot {
+            slots: ids.ptr,
+            host,
+            out: out.ptr,
+            n_pairs: n_pairs as u32,
+            n_slots: n_expert as u32,
+            n: out.width as u32,
+            ..Default::default()
+        };
+        let launch = Launch { entry: "hot_merge", grid: [n_pairs as u32, 1, 1], block: 256, shared: 0 };
+        self.run(hot.module, launch, &args)
+    }
+}

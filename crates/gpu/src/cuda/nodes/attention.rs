@@ -1,0 +1,109 @@
+//! Nodes of attention, of what comes before it, and how their work is cut into blocks.
+
+use model::plan::CacheDecl;
+
+use super::super::driver::Ptr;
+use super::{CacheView, ModuleId, View};
+use backend::PAGE;
+
+/// Heads of q, k or v: what is done to them, in the order of the fields.
+#[derive(Clone, Copy, Debug)]
+pub struct QkvPartNode {
+    pub x: View,
+    pub n_head: usize,
+    pub d_head: usize,
+    pub is_normed: bool,
+    /// Of the norm; null where it has none.
+    pub w: Ptr,
+    pub is_rotated: bool,
+    /// Where they are stored; null where they are not.
+    pub cache: Ptr,
+}
+
+/// Head norms, ropes and the append of a layer.
+#[derive(Clone, Debug)]
+pub struct QkvNode {
+    pub module: ModuleId,
+    /// Three at most.
+    pub parts: Vec<QkvPartNode>,
+    pub rope: Option<usize>,
+    pub eps: f32,
+    /// The cache keeps a window.
+    pub windowed: bool,
+}
+
+/// Attention over a cache.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionNode {
+    pub module: ModuleId,
+    pub cache: CacheView,
+    pub q: View,
+    pub out: View,
+    pub sinks: Ptr,
+    pub n_head: usize,
+    /// Query heads of a block.
+    pub heads: usize,
+    /// The kernel for prompts, where it takes these dimensions.
+    pub tile: Option<Tile>,
+    /// Values are the first numbers of the keys.
+    pub v_in_k: bool,
+    pub scale: f32,
+    /// As [`crate::window_word`] has it.
+    pub window: usize,
+    pub softcap: f32,
+}
+
+impl AttentionNode {
+    /// Tiles of heads of a key-value head.
+    pub fn tiles(&self) -> usize {
+        (self.n_head / self.cache.n_kv).div_ceil(self.heads)
+    }
+
+    /// Shares that the pages of a sequence are split into: as many as fill the device twice, and no more than pages.
+    pub fn splits(&self, n_tokens: usize, most_pages: usize, sms: usize) -> usize {
+        let blocks = n_tokens * self.cache.n_kv * self.tiles();
+        (2 * sms).div_ceil(blocks.max(1)).clamp(1, MAX_SPLITS).min(most_pages.next_power_of_two())
+    }
+}
+
+/// The kernel for prompts, `attention_tile`: where it is compiled, by the condition in `attention.cu`, and a block's
+/// shared memory holds its pages.
+pub(super) fn attention_tile(cache: &CacheDecl, n_head: usize, is_f16: bool, max_shared: usize) -> Option<Tile> {
+    const ROWS: usize = 64;
+    let CacheDecl { n_kv, d_k, d_v, v_in_k, .. } = *cache;
+    let has_kernel = is_f16 && d_k.is_multiple_of(32) && d_v.is_multiple_of(32) && d_k <= 576 && d_v <= 512;
+    // Pages of keys and values in f16, padded, two of each, and the queries of wide heads.
+    let values = if v_in_k { 0 } else { 2 * PAGE * (d_v + 8) };
+    let queries = if d_k > 128 { ROWS * (d_k + 8) } else { 0 };
+    let shared = 2 * (2 * PAGE * (d_k + 8) + values + queries);
+    let group = n_head / n_kv;
+    let block = if d_v > 256 { 256 } else { 128 };
+    let (tokens, heads) = ((ROWS / group).max(1), group.div_ceil(ROWS));
+    (has_kernel && shared <= max_shared).then_some(Tile { tokens, heads, block, shared })
+}
+
+/// Blocks of `attention_tile`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// Tokens whose query heads fill its rows.
+    pub tokens: usize,
+    /// Tiles of the heads that share keys.
+    pub heads: usize,
+    /// Threads.
+    pub block: usize,
+    /// Bytes of shared memory.
+    pub shared: usize,
+}
+
+/// Maximum number of shares of a sequence: the merge walks them one by one.
+pub const MAX_SPLITS: usize = 64;
+
+/// Pages that a block of `attend_long` has at a time, half a page a warp.
+pub const ATTEND_PAGES: usize = 4;
+
+/// Query heads of an attention block: as many of a group as registers and shared memory hold; `None` when not one.
+pub(super) fn heads_of_block(group: usize, d_k: usize, d_v: usize) -> Option<usize> {
+    let in_registers = 32 / d_v.div_ceil(128);
+    let in_shared = 40 * 1024 / (4 * d_k + 256);
+    (1..=group.min(8)).rev().find(|&heads| heads <= in_registers && heads <= in_shared)
+}

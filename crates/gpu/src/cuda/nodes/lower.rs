@@ -1,0 +1,349 @@
+//! From ops to nodes: finds addresses, modules and dimensions.
+
+use checkpoint::Checkpoint;
+use model::plan::{Buf, ExpertBiases, Norm, Op, Plan, RopePairing, Sharing, State, Weight, memory::Placement};
+
+use super::super::args::{Matrix, Prologue};
+use super::super::delta;
+use super::super::driver::Ptr;
+use super::super::sources::{self, Key};
+use super::super::split::{Split, plane_lens, plane_starts};
+use super::super::upload::Weights;
+use super::attention::{AttentionNode, attention_tile, heads_of_block};
+use super::experts::{ExpertsNode, HostNode, HotNode, RouteNode, SlotPlaces};
+use super::modules::Modules;
+use super::{CacheView, DeltaTiles, Mat, Node, Part, StateView, View};
+use backend::CompileError;
+
+/// What resolves a plan.
+pub struct Lower<'a, 'w> {
+    pub plan: &'a Plan,
+    pub checkpoint: &'w Checkpoint,
+    pub weights: &'a mut Weights<'w>,
+    pub modules: &'a mut Modules,
+    pub placement: &'a Placement,
+    pub arena: Ptr,
+    pub caches: &'a [CacheView],
+    pub states: &'a [StateView],
+    pub is_f16: bool,
+    pub max_tokens: usize,
+    /// What delta rules of many tokens pass on.
+    pub delta: Ptr,
+    /// Bytes of shared memory that a block may have.
+    pub max_shared: usize,
+    /// The device has the kernels for many rows, and steps may have so many.
+    pub is_wide: bool,
+    /// Steps may have rows enough for the kernels of `batch.rs`.
+    pub is_batch: bool,
+    pub n_routers: usize,
+    /// Which experts lie in host memory.
+    pub split: &'a Split,
+    /// Where their weights come in device memory.
+    pub stage: Ptr,
+    pub n_hosts: usize,
+    /// Where single experts may have slots.
+    pub places: Option<SlotPlaces<'a>>,
+}
+
+impl Lower<'_, '_> {
+    /// A buffer.
+    pub fn view(&self, buf: Buf) -> View {
+        let decl = self.plan.buf(buf);
+        let ptr = self.arena + self.placement.offset[buf.0 as usize] as Ptr;
+        View { ptr, rows: decl.rows, width: decl.width }
+    }
+
+    fn mat(&mut self, source: sources::Source, w: Weight) -> Result<Mat, CompileError> {
+        let data = self.weights.matrix(self.plan, self.checkpoint, w)?;
+        self.mat_of(source, w, data)
+    }
+
+    /// A matrix whose planes lie there.
+    fn mat_of(&mut self, source: sources::Source, w: Weight, data: Matrix) -> Result<Mat, CompileError> {
+        let decl = self.plan.weight(w);
+        let error = |why: String| CompileError::Tensor { name: decl.name.clone(), why };
+        let (n, k) = match *decl.shape {
+            [n, k] | [_, n, k] => (n, k),
+            _ => return Err(error(format!("shape {:?} is no matrix and no stack of matrices", decl.shape))),
+        };
+        if n > u32::MAX as usize || k > u32::MAX as usize {
+            return Err(error(format!("shape {:?} has an axis past 2^32", decl.shape)));
+        }
+        let dtype = decl.dtype;
+        let module = self.modules.id(Key::typed(source, dtype));
+        let wide = sources::wide(source).filter(|_| self.is_wide);
+        let wide = wide.map(|source| self.modules.id(Key::typed(source, dtype)));
+        let batch = sources::batch(source, dtype).filter(|_| self.is_batch);
+        let batch = batch.map(|source| self.modules.id(Key::typed(source, dtype)));
+        Ok(Mat { data, dtype, module, wide, batch, n, k })
+    }
+
+    /// Stacks of experts one behind the other from `at` on, filled at the start or by whoever stages them.
+    fn placed(&mut self, stacks: [Weight; 3], mut at: Ptr, is_filled: bool) -> Result<[Mat; 3], CompileError> {
+        let mut mats = Vec::with_capacity(3);
+        for w in stacks {
+            let decl = self.plan.weight(w);
+            let error = || CompileError::Tensor { name: decl.name.clone(), why: "rows are not whole blocks".into() };
+            let lens = plane_lens(decl).ok_or_else(error)?;
+            let (starts, bytes) = plane_starts(lens);
+            let data = match is_filled {
+                true => self.weights.matrix_at(self.plan, self.checkpoint, w, Some(at))?,
+                false => planes_at(at, starts, lens),
+            };
+            mats.push(self.mat_of(sources::EXPERTS, w, data)?);
+            at += bytes as Ptr;
+        }
+        Ok([mats[0], mats[1], mats[2]])
+    }
+
+    /// The experts of an op, resolved to `node`, with slots on the device for some and the host for the others; none
+    /// where all of a layer's experts have to be in one place.
+    pub fn slotted(&mut self, op: &Op, node: &Node) -> Result<Option<Node>, CompileError> {
+        let (&Op::Experts { gate, up, down, .. }, Some(places)) = (op, self.places) else { return Ok(None) };
+        let (Node::Experts(experts) | Node::HostExperts(HostNode { experts, .. })) = node else { return Ok(None) };
+        let Some(index) = self.split.position(gate) else { return Ok(None) };
+        let stacks = [gate, up, down];
+        let [gate, up, down] = self.placed(stacks, self.stage, false)?;
+        let slots = places.slots[index];
+        let mut mats = [gate, up, down];
+        for (stack, mat) in mats.iter_mut().enumerate() {
+            mat.data = planes_at(places.memory, slots.planes(stack), slots.lens[stack]);
+        }
+        let ids = View { ptr: places.ids, ..experts.ids };
+        let tables: usize = places.slots[..index].iter().map(|slots| 4 * slots.n_expert).sum();
+        let hot = HotNode {
+            module: self.modules.id(Key::plain(sources::HOT)),
+            table: places.tables + tables as Ptr,
+            n_expert: slots.n_expert,
+            experts: ExpertsNode { ids, n_expert: slots.n, gate: mats[0], up: mats[1], down: mats[2], ..*experts },
+        };
+        let experts = ExpertsNode { gate, up, down, ..*experts };
+        Ok(Some(Node::HostExperts(HostNode { index, experts, hot: Some(hot) })))
+    }
+
+    fn vector(&mut self, w: Weight) -> Result<Ptr, CompileError> {
+        self.weights.vector(self.plan, self.checkpoint, w)
+    }
+
+    fn vector_or_null(&mut self, w: Option<Weight>) -> Result<Ptr, CompileError> {
+        w.map_or(Ok(0), |w| self.vector(w))
+    }
+
+    fn state(&self, state: State) -> StateView {
+        self.states[state.0 as usize]
+    }
+
+    /// The nodes of an op, in order.
+    pub fn op(&mut self, op: &Op) -> Result<Vec<Node>, CompileError> {
+        Ok(vec![match *op {
+            Op::Embed { table, scale, out } => {
+                Node::Embed { table: self.mat(sources::EMBED, table)?, scale, out: self.view(out) }
+            }
+            Op::Linear { x, ref parts } => return self.linear(self.view(x), parts),
+            Op::GatedLinear { x, gate, up, act, out } => {
+                let same = self.plan.weight(gate).dtype == self.plan.weight(up).dtype;
+                let (x, out, act) = (self.view(x), self.view(out), act.into());
+                if same {
+                    let [gate, up] = [self.mat(sources::GATED_LINEAR, gate)?, self.mat(sources::GATED_LINEAR, up)?];
+                    Node::GatedLinear { x, gate, up, act, out, prologue: Prologue::default() }
+                } else {
+                    let [gate, up] = [self.mat(sources::LINEAR, gate)?, self.mat(sources::LINEAR, up)?];
+                    Node::GatedLinearApart { x, gate, up, act, out }
+                }
+            }
+            Op::RmsNorm { x, residual, w, eps, out } => {
+                let residual = residual.map_or(0, |residual| self.view(residual).ptr);
+                Node::RmsNorm { x: self.view(x), residual, w: self.vector(w)?, eps, out: self.view(out) }
+            }
+            Op::Center { x, out } => Node::Center { x: self.view(x), out: self.view(out) },
+            Op::HeadNorm { x, w, eps, d_head, .. } => {
+                Node::HeadNorm { x: self.view(x), w: self.vector_or_null(w)?, eps, d_head, gate: 0 }
+            }
+            Op::GatedNorm { x, gate, w, eps, d_head, .. } => {
+                let gate = self.view(gate).ptr;
+                Node::HeadNorm { x: self.view(x), w: self.vector(w)?, eps, d_head, gate }
+            }
+            Op::Rope { x, rope, n_head, d_head } => {
+                Node::Rope { x: self.view(x), rope: rope.0 as usize, n_head, d_head }
+            }
+            Op::SplitHeads { x, n_head, ref parts } => return Ok(self.heads(x, n_head, parts, true)),
+            Op::JoinHeads { ref parts, n_head, out } => return Ok(self.heads(out, n_head, parts, false)),
+            Op::HeadLinear { x, w, transposed, out } => {
+                let n_head = self.plan.weight(w).shape[0];
+                let w = self.mat(sources::HEAD_LINEAR, w)?;
+                Node::HeadLinear { x: self.view(x), w, transposed, out: self.view(out), n_head }
+            }
+            Op::GatedAct { gate, up, act, out } => {
+                Node::GatedAct { gate: self.view(gate), up: self.view(up), act: act.into(), out: self.view(out) }
+            }
+            Op::Add { x, y } => Node::Add { x: self.view(x), y: self.view(y) },
+            Op::KvAppend { cache, k, v } => {
+                let module = self.modules.id(Key::cached(sources::KV_APPEND, self.is_f16));
+                let cache = self.caches[cache.0 as usize];
+                Node::KvAppend { module, cache, k: self.view(k), v: v.map_or(0, |v| self.view(v).ptr) }
+            }
+            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, sinks, out } => {
+                let decl = self.plan.cache(cache);
+                let heads = heads_of_block(n_head / decl.n_kv, decl.d_k, decl.d_v).ok_or_else(|| {
+                    let what = format!("attend over heads of {} numbers", decl.d_k.max(decl.d_v));
+                    CompileError::Unsupported { backend: "cuda", what }
+                })?;
+                Node::Attention(AttentionNode {
+                    module: self.modules.id(Key::attention(decl, self.is_f16, heads)),
+                    cache: self.caches[cache.0 as usize],
+                    q: self.view(q),
+                    out: self.view(out),
+                    sinks: self.vector_or_null(sinks)?,
+                    n_head,
+                    heads,
+                    tile: attention_tile(decl, n_head, self.is_f16, self.max_shared),
+                    v_in_k: decl.v_in_k,
+                    scale,
+                    window: crate::window_word(window, chunked) as usize,
+                    softcap: softcap.unwrap_or(0.0),
+                })
+            }
+            Op::CausalConv { x, w, state, out } => {
+                let width = self.plan.weight(w).shape[1];
+                if width > 64 {
+                    let what = format!("run a causal convolution of width {width}, at most 64");
+                    return Err(CompileError::Unsupported { backend: "cuda", what });
+                }
+                let module = self.modules.id(Key::sized(sources::CAUSAL_CONV, "WIDTH", width));
+                let (x, out) = (self.view(x), self.view(out));
+                Node::CausalConv { module, x, w: self.vector(w)?, width, state: self.state(state), out }
+            }
+            Op::DeltaNet { q, k, v, g, beta, state, heads, out } => {
+                if heads.d_k > 512 {
+                    let what = format!("run a delta rule on keys of {} numbers, at most 512", heads.d_k);
+                    return Err(CompileError::Unsupported { backend: "cuda", what });
+                }
+                let module = self.modules.id(Key::sized(sources::DELTA_NET, "D_K", heads.d_k));
+                let inputs = [q, k, v, g, beta].map(|buf| self.view(buf));
+                let fits = self.max_tokens >= delta::FROM && delta::fits(heads, self.max_shared);
+                let tiles = fits.then(|| {
+                    let (places, _) = delta::places(heads, self.max_tokens, self.delta as usize);
+                    let delta::Places { keys, shares, gates, .. } = places;
+                    let module = self.modules.id(Key::sized(sources::DELTA_CHUNKS, "D_K", heads.d_k));
+                    DeltaTiles { module, keys, shares, gates }
+                });
+                Node::DeltaNet { module, tiles, inputs, heads, state: self.state(state), out: self.view(out) }
+            }
+            Op::Route { logits, router, n_used, ids, weights } => {
+                self.n_routers += 1;
+                let logits = self.view(logits);
+                Node::Route(RouteNode {
+                    module: self.modules.id(Key::sized(sources::ROUTE, "N_EXPERT", logits.width)),
+                    index: self.n_routers - 1,
+                    logits,
+                    router,
+                    bias: self.vector_or_null(router.bias)?,
+                    expert_scale: self.vector_or_null(router.expert_scale)?,
+                    n_used,
+                    ids: self.view(ids),
+                    weights: self.view(weights),
+                })
+            }
+            Op::Experts { x, ids, gate, up, down, biases, act, hidden, out } => {
+                let biases = match biases {
+                    Some(ExpertBiases { gate, up, down }) => [self.vector(gate)?, self.vector(up)?, self.vector(down)?],
+                    None => [0; 3],
+                };
+                let is_host = self.split.is_host(gate);
+                let n_expert = self.plan.weight(gate).shape[0];
+                let layer = self.split.position(gate);
+                let place = layer.zip(self.places).map(|(layer, p)| p.memory + self.split.offset(layer) as Ptr);
+                let [gate, up, down] = match (is_host, place) {
+                    (true, _) => self.placed([gate, up, down], self.stage, false)?,
+                    (false, Some(at)) => self.placed([gate, up, down], at, true)?,
+                    (false, None) => {
+                        let mut mat = |w| self.mat(sources::EXPERTS, w);
+                        [mat(gate)?, mat(up)?, mat(down)?]
+                    }
+                };
+                let experts = ExpertsNode {
+                    x: self.view(x),
+                    ids: self.view(ids),
+                    n_expert,
+                    n_used: self.plan.buf(ids).width,
+                    gate,
+                    up,
+                    down,
+                    biases,
+                    act: act.into(),
+                    hidden: self.view(hidden),
+                    out: self.view(out),
+                };
+                if is_host {
+                    self.n_hosts += 1;
+                    let index = layer.filter(|_| self.places.is_some()).unwrap_or(self.n_hosts - 1);
+                    Node::HostExperts(HostNode { index, experts, hot: None })
+                } else {
+                    Node::Experts(experts)
+                }
+            }
+            Op::Combine { x, add, y, weights, ref norm } => {
+                let (norm_w, eps, norm_out) = match *norm {
+                    Some(Norm { w, eps, out }) => (self.vector(w)?, eps, self.view(out).ptr),
+                    None => (0, 0.0, 0),
+                };
+                let (x, y, weights) = (self.view(x), self.view(y), self.view(weights));
+                Node::Combine { x, add, y, weights, norm_w, eps, norm_out }
+            }
+            Op::Select { x, out } => Node::Select { x: self.view(x), out: self.view(out) },
+            Op::Scale { x, scale } => Node::Scale { x: self.view(x), scale },
+            Op::ScaleBy { x, w } => Node::ScaleBy { x: self.view(x), w: self.vector(w)? },
+            Op::GateBy { x, gate, factor } => Node::GateBy { x: self.view(x), gate: self.view(gate), factor },
+            Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => Node::DecayBeta {
+                a: self.view(a),
+                b: self.view(b),
+                a_log: self.vector(a_log)?,
+                dt_bias: self.vector(dt_bias)?,
+                g: self.view(g_out),
+                beta: self.view(beta_out),
+            },
+            Op::Softcap { x, cap } => Node::Softcap { x: self.view(x), cap },
+        }])
+    }
+
+    /// Parts of the same type go into one launch, four at most.
+    fn linear(&mut self, x: View, parts: &[model::plan::LinearPart]) -> Result<Vec<Node>, CompileError> {
+        let mut groups: Vec<Vec<Part>> = Vec::new();
+        for part in parts {
+            let w = self.mat(sources::LINEAR, part.w)?;
+            let part = Part { w, bias: self.vector_or_null(part.bias)?, out: self.view(part.out) };
+            match groups.iter_mut().find(|group| group[0].w.dtype == w.dtype && group.len() < 4) {
+                Some(group) => group.push(part),
+                None => groups.push(vec![part]),
+            }
+        }
+        Ok(groups.into_iter().map(|parts| Node::Linear { x, parts }).collect())
+    }
+
+    fn heads(&self, whole: Buf, n_head: usize, parts: &[(usize, Buf)], is_split: bool) -> Vec<Node> {
+        let whole = self.view(whole);
+        let mut first = 0;
+        let node = |&(width, part): &(usize, Buf)| {
+            first += width;
+            let (part, d_head) = (self.view(part), whole.width / n_head);
+            Node::Heads { whole, part, first: first - width, width, d_head, is_split }
+        };
+        parts.iter().map(node).collect()
+    }
+}
+
+/// Planes that begin so far behind `at`; null where there are none.
+fn planes_at(at: Ptr, starts: [usize; 3], lens: [usize; 3]) -> Matrix {
+    let place = |i: usize| if lens[i] > 0 { at + starts[i] as Ptr } else { 0 };
+    Matrix { q: place(0), scales: place(1), biases: place(2) }
+}
+
+/// Whether a rope turns neighbours.
+pub fn is_interleaved(pairing: RopePairing) -> bool {
+    pairing == RopePairing::Interleaved
+}
+
+/// Whether v heads that share a k head are every `n_k_head`-th.
+pub fn is_tiled(sharing: Sharing) -> bool {
+    sharing == Sharing::Tiled
+}

@@ -1,0 +1,18 @@
+//! GPU backends: NVIDIA's through [`cuda`], Apple's through [`metal`], which is built on
+//! [`commands`].
+//!
+//! Experts that a device has no room for are computed on the host by the kernels of the crate `cpu`. It knows nothing
+//! of text, requests or sampling.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+pub mod commands;
+pub mod cuda;
+pub mod metal;
+mod quant_headers;
+
+/// What kernels take for what a query sees: 0 for all positions, or the length of a window, with the highest bit where
+/// it begins at a multiple of that.
+fn window_word(window: Option<usize>, chunked: bool) -> u32 {
+    let length = window.map_or(0, |n| n.min(i32::MAX as usize)) as u32;
+    if chunked { length | 1 << 31 } else { length }
+}

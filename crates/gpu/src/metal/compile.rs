@@ -1,0 +1,320 @@
+//! From a plan to a program: lays out its memory, copies weights, builds kernels and fixes the barriers.
+
+use std::sync::Arc;
+
+use checkpoint::Checkpoint;
+use model::plan::{Buf, CacheDecl, Elem, Op, Plan, ValidPlan, memory};
+
+use super::fuse;
+use super::lower::{CacheView, Lower, Places, unsupported};
+use super::variants;
+use super::{Metal, Tuning};
+use crate::commands::layout::Layout;
+use crate::commands::node::{Counts, Node, Schedule, THREADS};
+use crate::commands::program::{CommandProgram, Parts, Plain};
+use crate::commands::tables::{self, Tables};
+use crate::commands::weights::{self, Weights};
+use crate::commands::{Gpu, GpuError, Span};
+use backend::CacheType;
+use backend::inputs::Inputs;
+use backend::residency::Residency;
+use backend::rope::Angles;
+use backend::routing::RoutingTrace;
+use backend::{CompileError, Footprint, Kinds, Limits, PAGE, Part};
+
+/// The oldest family whose GPUs have what the kernels use.
+const LEAST_FAMILY: u32 = 7;
+
+/// Compiles `plan`; see [`backend::Backend::compile`].
+pub fn compile(
+    metal: &Metal,
+    plan: &ValidPlan,
+    checkpoint: &Arc<Checkpoint>,
+    limits: Limits,
+) -> Result<CommandProgram, CompileError> {
+    let start = |e: GpuError| CompileError::Start { what: "the GPU".into(), why: e.to_string() };
+    let gpu = (metal.open)().map_err(start)?;
+    Ok(CommandProgram::new(lay(metal, gpu, plan, checkpoint, limits)?.0))
+}
+
+/// All of a program on this GPU, and the kernels of its pipes.
+pub fn lay(
+    metal: &Metal,
+    mut gpu: Box<dyn Gpu>,
+    plan: &Plan,
+    checkpoint: &Arc<Checkpoint>,
+    limits: Limits,
+) -> Result<(Parts, Vec<&'static str>), CompileError> {
+    let kinds = Kinds::of(plan);
+    kinds.check(limits)?;
+    if let Some(buf) = plan.bufs.iter().find(|buf| !matches!(buf.elem, Elem::F32 | Elem::U32)) {
+        return Err(unsupported(format!("keep {} in {:?}", buf.name, buf.elem)));
+    }
+    let limits = Limits { max_outputs: limits.max_outputs.min(limits.max_tokens), ..limits };
+    let (family, max_buffer) = (gpu.caps().family, gpu.caps().max_buffer);
+    check_family(family).map_err(unsupported)?;
+
+    let memory = Memory::new(metal, plan, limits, max_buffer);
+    let views = match metal.maps_weights {
+        true => weights::map(&mut *gpu, plan, checkpoint, max_buffer, failed)?,
+        false => vec![None; plan.weights.len()],
+    };
+    let weights = Weights::new(plan, &views, max_buffer).upload(&mut *gpu, plan, checkpoint, &views, failed)?;
+    let arena = memory.arena.allocate(&mut *gpu, "step buffers").map_err(failed)?;
+    let own = memory.own.allocate(&mut *gpu, "routes and scratch").map_err(failed)?;
+    let caches = caches(plan, &memory.caches.allocate(&mut *gpu, "cache").map_err(failed)?);
+    let states = memory.states.allocate(&mut *gpu, "recurrent states").map_err(failed)?;
+    let tables = memory.tables.allocate(&mut *gpu, "inputs of a step").map_err(failed)?;
+    let bufs: Vec<Span> = (0..plan.bufs.len())
+        .map(|i| match memory.routed.iter().position(|&buf| buf.0 as usize == i) {
+            Some(router) => own[router],
+            None => arena[0].part(memory.placement.offset[i] as u64, memory.placement.len[i] as u64),
+        })
+        .collect();
+    let n_routers = memory.routed.len();
+    let faults = &own[n_routers..2 * n_routers];
+    let pair = |pieces: Option<[usize; 2]>| pieces.map(|pieces| pieces.map(|piece| own[piece]));
+    let is_f16 = metal.cache.is_f16("metal")?;
+    let places = Places {
+        bufs: &bufs,
+        weights: &weights,
+        caches: &caches,
+        is_f16,
+        states: &states,
+        apart: pair(memory.apart),
+        groups: pair(memory.groups),
+        parts: memory.parts.map(|(piece, part, n)| (own[piece], part, n)),
+        faults,
+        tuning: metal.tuning,
+    };
+    let n = limits.max_tokens;
+    let positions = limits.max_positions;
+    let most = Counts { tokens: n, outputs: limits.max_outputs, chunks: n, longest: n, positions };
+    let mut build = |tuning: Tuning| {
+        let mut lower = Lower::new(plan, Places { tuning, ..places });
+        lower.ops()?;
+        let copies: Vec<_> = plan.states.iter().zip(&states).map(|(decl, &span)| lower.copy(span, decl.n)).collect();
+        let (units, nodes, ends) = (lower.units, lower.nodes, lower.ends);
+        if let Some(node) = nodes.iter().find(|node| node.largest(most) > u64::from(u32::MAX)) {
+            return Err(unsupported(format!("run {} on {} tokens at once", node.op, limits.max_tokens)));
+        }
+        let pipes = gpu.build(&units).map_err(failed)?;
+        let threads = |node: &Node| {
+            let forms = node.forms.iter().map(|form| (form.unit, form.threads));
+            forms.chain([(node.unit, node.threads)]).all(|(unit, threads)| gpu.threads(pipes[unit]) >= threads)
+        };
+        let is_fit = nodes.iter().all(threads);
+        Ok((units, nodes, pipes, (copies, ends), is_fit))
+    };
+    // A GPU that gives a kernel fewer threads than its tile wants takes the plain ones.
+    let mut built = build(metal.tuning)?;
+    if !built.4 && !metal.tuning.is_plain {
+        built = build(Tuning { is_plain: true, ..metal.tuning })?;
+    }
+    let (units, nodes, pipes, (copies, ends), _) = built;
+    if let Some((pipe, unit)) = pipes.iter().zip(&units).find(|(pipe, _)| gpu.threads(**pipe) < THREADS) {
+        let found = gpu.threads(*pipe);
+        return Err(unsupported(format!("run {} in threadgroups of {found} threads, {THREADS} are wanted", unit.name)));
+    }
+    let layers = plan.ops.iter().zip(&plan.layers).filter(|(op, _)| matches!(op, Op::Route { .. }));
+    let span = |buf: Buf| (bufs[buf.0 as usize], plan.buf(buf).width);
+    let kernels = units.iter().map(|unit| unit.kernel).collect();
+    // Runs of several ops keep some of their inputs to themselves.
+    let plain = (ends.len() == plan.ops.len()).then(|| Plain { ends, bufs: bufs.clone(), inputs: Inputs::new(plan) });
+    let parts = Parts {
+        backend: "Metal",
+        gpu,
+        plain,
+        schedule: Schedule::new(nodes),
+        copies,
+        pipes,
+        tables: Tables::new(tables, angles(plan, limits), kinds.window.is_some()),
+        logits: span(plan.logits).0,
+        hidden: plan.hidden().map(span),
+        faults: faults.to_vec(),
+        routes: memory.routed.iter().map(|&buf| span(buf).0).collect(),
+        router_rows: memory.routed.iter().map(|&buf| plan.buf(buf).rows).collect(),
+        router_layers: layers.map(|(_, layer)| layer.unwrap_or(0)).collect(),
+        routing: RoutingTrace::new(plan),
+        n_vocab: plan.n_vocab,
+        n_layers: plan.layers.iter().flatten().max().map_or(1, |layer| *layer as usize + 1),
+        limits,
+        kinds,
+    };
+    Ok((parts, kernels))
+}
+
+/// Refuses a GPU that is too old, or no Apple GPU.
+pub fn check_family(family: u32) -> Result<(), String> {
+    match family < LEAST_FAMILY {
+        true => Err(format!("use a GPU of Apple's family {family}; M1 and later are of family 7 and up")),
+        false => Ok(()),
+    }
+}
+
+fn failed(e: GpuError) -> CompileError {
+    match e {
+        GpuError::Memory { what, bytes } => {
+            CompileError::Memory { what, bytes: usize::try_from(bytes).unwrap_or(usize::MAX) }
+        }
+        e => unsupported(format!("compile a plan: {e}")),
+    }
+}
+
+/// What a program takes of the GPU's memory; see [`backend::Backend::footprint`].
+pub fn footprint(metal: &Metal, plan: &Plan, limits: Limits) -> Footprint {
+    let limits = Limits { max_outputs: limits.max_outputs.min(limits.max_tokens), ..limits };
+    // Where the buffers end does not matter but for the gaps.
+    let memory = Memory::new(metal, plan, limits, u64::MAX);
+    let mut sum = Footprint::new("GPU memory");
+    let kinds = plan.kinds();
+    let weights = Weights::new(plan, &[], u64::MAX);
+    for (i, (kind, bytes)) in kinds.into_iter().zip(weights.bytes_of()).enumerate() {
+        // Whether a matrix lies aligned is known once its file is.
+        let is_mapped = metal.maps_weights && weights.is_matrix(i);
+        sum.add(Part::Weights(kind, if is_mapped { Residency::Mapped } else { Residency::Copied }), bytes);
+    }
+    for decl in &plan.caches {
+        let part = if decl.window.is_some() { Part::Windows } else { Part::Cache };
+        planes(decl, limits, metal.cache).into_iter().for_each(|bytes| sum.add(part, bytes));
+    }
+    sum.add(Part::States, memory.states.bytes());
+    sum.add(Part::Activations, memory.arena.bytes());
+    sum.add(Part::Scratch, memory.own.bytes().saturating_add(memory.tables.bytes()));
+    sum
+}
+
+/// The memory of a program, laid out.
+struct Memory {
+    placement: memory::Placement,
+    /// One piece.
+    arena: Layout,
+    /// Ids that routers write, by router; a word for each row of each router; scratch.
+    own: Layout,
+    /// Pieces of `own` for gate and up of different types.
+    apart: Option<[usize; 2]>,
+    /// Pieces of `own` for pairs in the order of their experts, and for tiles of them.
+    groups: Option<[usize; 2]>,
+    /// The piece of `own` for parts of attention, positions of a part, and the number of parts.
+    parts: Option<(usize, usize, usize)>,
+    /// Buffers of ids.
+    routed: Vec<Buf>,
+    caches: Layout,
+    /// A piece a state, for all slots.
+    states: Layout,
+    tables: Layout,
+}
+
+impl Memory {
+    fn new(metal: &Metal, plan: &Plan, limits: Limits, max_buffer: u64) -> Memory {
+        let Limits { max_tokens, max_outputs, .. } = limits;
+        let lives = fuse::lifetimes(plan, &fuse::steps(plan, metal.tuning.off));
+        let placement = memory::place_lives(plan, &lives, max_tokens, max_outputs);
+        let bytes = |buf: Buf| {
+            let decl = plan.buf(buf);
+            decl.rows.count(max_tokens, max_outputs).saturating_mul(decl.width).saturating_mul(4)
+        };
+        let one = |len: usize| {
+            let mut layout = Layout::default();
+            layout.add(len, max_buffer);
+            layout
+        };
+        // Ids outlive their layer: reports of routing read them after the step.
+        let routed: Vec<Buf> = plan.ops.iter().filter_map(ids).collect();
+        let mut own = Layout::default();
+        for &buf in &routed {
+            own.add(bytes(buf), max_buffer);
+        }
+        for &buf in &routed {
+            let rows = plan.buf(buf).rows.count(max_tokens, max_outputs);
+            own.add(rows.saturating_mul(4), max_buffer);
+        }
+        let apart = plan.ops.iter().filter_map(|op| apart(plan, op)).map(bytes).max();
+        let apart = apart.map(|bytes| [own.add(bytes, max_buffer), own.add(bytes, max_buffer)]);
+        let experts = plan.ops.iter().filter_map(|op| match *op {
+            Op::Experts { ids, gate, .. } => Some((bytes(ids), plan.weight(gate).shape[0])),
+            _ => None,
+        });
+        // Slots of tiles: one for each 32 pairs, and one for each expert.
+        let groups = experts.map(|(pairs, kinds)| [pairs, (pairs / 128).saturating_add(kinds).saturating_mul(12)]);
+        let groups = groups.reduce(|a, b| [a[0].max(b[0]), a[1].max(b[1])]);
+        let groups = groups.filter(|_| !metal.tuning.is_plain).map(|bytes| bytes.map(|len| own.add(len, max_buffer)));
+        // Few rows alone are split: of each head the sums of a part, its largest score and its sum of shares.
+        let (part, n_parts) = variants::attention_parts(metal.tuning, limits.max_positions);
+        let widths = plan.ops.iter().filter_map(|op| match *op {
+            Op::Attention { cache, n_head, window: None, .. } => {
+                Some(n_head.saturating_mul(plan.caches[cache.0 as usize].d_v + 2))
+            }
+            _ => None,
+        });
+        let n_rows = max_tokens.min(variants::LEAST_ROWS - 1);
+        let bytes = widths.max().map(|width| width.saturating_mul(4 * n_rows).saturating_mul(n_parts));
+        let parts = bytes.filter(|_| n_parts > 1).map(|bytes| (own.add(bytes, max_buffer), part, n_parts));
+        let mut caches = Layout::default();
+        for decl in &plan.caches {
+            for bytes in planes(decl, limits, metal.cache) {
+                caches.add(bytes, max_buffer);
+            }
+        }
+        let mut states = Layout::default();
+        for decl in &plan.states {
+            states.add(decl.n.saturating_mul(4).saturating_mul(limits.n_states), max_buffer);
+        }
+        let has_window = Kinds::of(plan).window.is_some();
+        Memory {
+            arena: one(placement.bytes),
+            placement,
+            own,
+            apart,
+            groups,
+            parts,
+            routed,
+            caches,
+            states,
+            tables: tables::layout(limits, &angles(plan, limits), has_window, max_buffer),
+        }
+    }
+}
+
+fn angles(plan: &Plan, limits: Limits) -> Vec<Angles> {
+    plan.ropes_for(limits.max_positions).iter().map(Angles::new).collect()
+}
+
+/// Where a router writes ids.
+fn ids(op: &Op) -> Option<Buf> {
+    match op {
+        Op::Route { ids, .. } => Some(*ids),
+        _ => None,
+    }
+}
+
+/// What an op with gate and up of different types writes: as large as each of the two products.
+fn apart(plan: &Plan, op: &Op) -> Option<Buf> {
+    let (gate, up, out) = match *op {
+        Op::GatedLinear { gate, up, out, .. } => (gate, up, out),
+        Op::Experts { gate, up, hidden, .. } => (gate, up, hidden),
+        _ => return None,
+    };
+    (plan.weight(gate).dtype != plan.weight(up).dtype).then_some(out)
+}
+
+/// Bytes of a layer's keys and values; those have no place of their own where they are found in the keys.
+fn planes(decl: &CacheDecl, limits: Limits, cache: CacheType) -> Vec<usize> {
+    let n_pages = if decl.window.is_some() { limits.n_window_pages } else { limits.n_pages };
+    let element = if cache == CacheType::F16 { 2 } else { 4 };
+    let plane = |d: usize| n_pages.saturating_mul(PAGE * element).saturating_mul(decl.n_kv.saturating_mul(d));
+    match decl.v_in_k {
+        true => vec![plane(decl.d_k)],
+        false => vec![plane(decl.d_k), plane(decl.d_v)],
+    }
+}
+
+fn caches(plan: &Plan, spans: &[Span]) -> Vec<CacheView> {
+    let mut spans = spans.iter().copied();
+    let view = |decl: &CacheDecl| {
+        let k = spans.next()?;
+        let v = if decl.v_in_k { None } else { Some(spans.next()?) };
+        Some(CacheView { k, v, decl: *decl })
+    };
+    plan.caches.iter().map_while(view).collect()
+}

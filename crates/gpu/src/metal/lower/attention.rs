@@ -1,0 +1,223 @@
+//! Dispatches around the cache: heads before attention, appends, attention.
+
+use model::plan::{Buf, Cache, CacheDecl, RopePairing, Rows, Weight};
+
+use super::super::{fuse, sources, variants};
+use super::{CacheView, Draft, Lower, float, is, per_row, simdgroups};
+use crate::commands::Use;
+use crate::commands::node::{Count, Extent, Place, When};
+use crate::commands::tables::Table;
+
+impl Lower<'_> {
+    /// Norms of heads, rotary embeddings and the append behind them.
+    pub(super) fn heads_in(&mut self, run: &fuse::Heads, split: Option<fuse::Split>) {
+        let (view, pages) = self.cache(run.cache);
+        let CacheDecl { n_kv, d_k, d_v, window, .. } = view.decl;
+        let norm = |part: Option<fuse::Part>| match part.and_then(|part| part.norm) {
+            None => 0,
+            Some(None) => 1,
+            Some(Some(_)) => 2,
+        };
+        let is_turned = |part: Option<fuse::Part>| usize::from(part.is_some_and(|part| part.is_rotated));
+        let (k, parts) = (Some(run.k), [run.q, Some(run.k), run.v]);
+        let mut draft = Draft::new(sources::HEADS, "heads")
+            .define("D_K", d_k)
+            .define("D_V", d_v)
+            .define("KV_F16", usize::from(self.at.is_f16))
+            .define("HAS_Q", usize::from(run.q.is_some()))
+            .define("HAS_V", usize::from(run.v.is_some()))
+            .define("Q_NORM", norm(run.q))
+            .define("K_NORM", norm(k))
+            .define("V_NORM", norm(run.v))
+            .define("Q_ROPE", is_turned(run.q))
+            .define("K_ROPE", is_turned(k))
+            .bind(2, self.buf_as(run.k.x, Use::Update))
+            .bind(3, (Place::Fixed(view.k), Use::Update));
+        if let Some(q) = run.q {
+            let used = if split.is_some() { Use::Write } else { Use::Update };
+            draft = draft.define("HAS_GATE", usize::from(split.is_some())).bind(1, self.buf_as(q.x, used));
+        }
+        if let Some(fuse::Split { x, gate }) = split {
+            draft = draft.bind(14, self.buf_as(x, Use::Read)).bind(15, self.buf_as(gate, Use::Write));
+        }
+        if let (Some(v), Some(cache)) = (run.v, view.v) {
+            draft = draft.bind(4, self.buf_as(v.x, Use::Read)).bind(5, (Place::Fixed(cache), Use::Update));
+        }
+        for (slot, part) in (6..).zip(parts) {
+            if let Some(w) = part.and_then(|part| part.norm).flatten() {
+                draft = draft.bind(slot, self.vector(w));
+            }
+        }
+        let (mut half, mut interleaved) = (0, false);
+        if let Some(rope) = run.rope {
+            let decl = self.plan.rope(rope);
+            (half, interleaved) = (decl.inv_freq.len(), decl.pairing == RopePairing::Interleaved);
+            draft = draft.table(9, Table::Angles(rope.0 as usize));
+        }
+        let n_q = run.q.map_or(0, |q| self.width(q.x) / d_k);
+        let n_heads = n_q * (1 + usize::from(split.is_some())) + n_kv * (1 + usize::from(run.v.is_some()));
+        let words = [n_q, n_kv, usize::from(window.is_some()), half, usize::from(interleaved)];
+        self.push(
+            draft
+                .params(0, words.into_iter().map(is).chain([float(run.eps)]))
+                .table(10, Table::Positions)
+                .table(11, Table::ChunkOf)
+                .table(12, Table::Chunks)
+                .table(13, pages)
+                .grid([simdgroups(n_heads), per_row(Rows::Tokens), Extent::Is(1)]),
+        );
+    }
+
+    /// Keys of a latent cache with the query's own norm beside them, then heads of queries, then these in the latent's
+    /// terms.
+    pub(super) fn latent(&mut self, run: &fuse::Latent) {
+        let (view, pages) = self.cache(run.cache);
+        let [n_latent, n_turned] = run.d_kv;
+        let decl = self.plan.rope(run.rope);
+        let pairs = [decl.inv_freq.len(), usize::from(decl.pairing == RopePairing::Interleaved)];
+        let words = [n_latent, n_turned, pairs[0], pairs[1], usize::from(view.decl.window.is_some())];
+        let mut numbers = vec![float(run.eps)];
+        self.op = "latent";
+        let mut draft = Draft::new(sources::LATENT_IN, "latent_in")
+            .define("D_K", view.decl.d_k)
+            .define("KV_F16", usize::from(self.at.is_f16))
+            .define("HAS_Q", usize::from(run.low.is_some()))
+            .bind(0, self.buf_as(run.kv, Use::Read))
+            .bind(1, self.vector(run.norm_w))
+            .bind(2, (Place::Fixed(view.k), Use::Update))
+            .table(4, Table::Angles(run.rope.0 as usize))
+            .table(5, Table::Positions)
+            .table(6, Table::ChunkOf)
+            .table(7, Table::Chunks)
+            .table(8, pages)
+            .grid([Extent::Is(1 + u32::from(run.low.is_some())), per_row(Rows::Tokens), Extent::Is(1)]);
+        if let Some((norm, x, _)) = run.low {
+            numbers.extend([is(self.width(x)), float(norm.eps)]);
+            draft = draft
+                .bind(9, self.buf_as(x, Use::Read))
+                .bind(10, self.vector(norm.w))
+                .bind(11, self.buf_as(norm.out, Use::Write));
+        }
+        self.push(draft.params(3, words.into_iter().map(is).chain(numbers)));
+        if let Some((norm, _, part)) = run.low {
+            self.op = "linear";
+            self.products(norm.out, &[(part.w, part.bias, self.buf_as(part.out, Use::Write))]);
+        }
+        self.op = "latent";
+        self.head_linear(run.heads, run.w, run.transposed, run.q, Some((run.d_query[1], run.rope)));
+    }
+
+    pub(super) fn cache(&self, cache: Cache) -> (CacheView, Table) {
+        let view = self.at.caches[cache.0 as usize];
+        (view, if view.decl.window.is_some() { Table::WindowPages } else { Table::Pages })
+    }
+
+    pub(super) fn kv_append(&mut self, cache: Cache, k: Buf, v: Option<Buf>) {
+        let (view, pages) = self.cache(cache);
+        let CacheDecl { n_kv, d_k, d_v, window, .. } = view.decl;
+        let mut draft = Draft::new(sources::KV_APPEND, "kv_append")
+            .define("KV_F16", usize::from(self.at.is_f16))
+            .define("HAS_V", usize::from(v.is_some()))
+            .bind(0, self.buf(k))
+            .bind(1, (Place::Fixed(view.k), Use::Update));
+        if let (Some(v), Some(cache)) = (v, view.v) {
+            draft = draft.bind(2, self.buf(v)).bind(3, (Place::Fixed(cache), Use::Update));
+        }
+        self.push(
+            draft
+                .params(4, [is(n_kv), is(d_k), is(d_v), is(usize::from(window.is_some()))])
+                .table(5, Table::Positions)
+                .table(6, Table::ChunkOf)
+                .table(7, Table::Chunks)
+                .table(8, pages)
+                .grid([per_row(Rows::Tokens), Extent::Is(1), Extent::Is(1)]),
+        );
+    }
+
+    pub(super) fn attention(
+        &mut self,
+        cache: Cache,
+        q: Buf,
+        n_head: usize,
+        [scale, softcap]: [f32; 2],
+        (window, chunked): (Option<usize>, bool),
+        sinks: Option<Weight>,
+        out: Buf,
+    ) {
+        let (view, pages) = self.cache(cache);
+        let CacheDecl { n_kv, d_k, d_v, v_in_k, window: kept } = view.decl;
+        let words = [n_head, n_kv, crate::window_word(window, chunked) as usize, usize::from(kept.is_some())];
+        let draft = |source, kernel| {
+            let draft = Draft::new(source, kernel)
+                .define("D_K", d_k)
+                .define("D_V", d_v)
+                .define("KV_F16", usize::from(self.at.is_f16))
+                .define("V_IN_K", usize::from(v_in_k))
+                .define("SINKS", usize::from(sinks.is_some()))
+                .bind(0, self.buf(q))
+                .bind(1, (Place::Fixed(view.k), Use::Read))
+                .params(4, words.into_iter().map(is).chain([float(scale), float(softcap)]))
+                .table(7, Table::Chunks)
+                .table(8, pages);
+            let draft = view.v.into_iter().fold(draft, |draft, v| draft.bind(2, (Place::Fixed(v), Use::Read)));
+            sinks.into_iter().fold(draft, |draft, sinks| draft.bind(9, self.vector(sinks)))
+        };
+        let by_row = draft(sources::ATTENTION, "attention")
+            .define("SPLIT", 0)
+            .bind(3, self.buf(out))
+            .table(5, Table::Positions)
+            .table(6, Table::ChunkOf)
+            .grid([Extent::Is(n_head as u32), per_row(Rows::Tokens), Extent::Is(1)]);
+        let tiles = variants::attention_tile(d_k, d_v)
+            .filter(|_| !self.at.tuning.is_plain && !self.at.tuning.off.attention)
+            .map(|rows| {
+                let tiles = Extent::Longest { each: (n_head / n_kv) as u32, per: rows as u32 };
+                draft(sources::ATTENTION_TILES, "attention_tiles")
+                    .bind(3, self.buf(out))
+                    .define("ROWS", rows)
+                    .grid([tiles, Extent::Is(n_kv as u32), Extent::Chunks])
+                    .threads(variants::TILE_THREADS)
+            });
+        let count = Count::Longest;
+        // A layer with a window has few keys.
+        let is_split = window.is_none() && !self.at.tuning.is_plain && !self.at.tuning.off.attention;
+        let split = self.at.parts.filter(|_| is_split).map(|(parts, part, n_parts)| {
+            let due = When { count: Count::Reach { below: variants::LEAST_ROWS }, from: part + 1, to: usize::MAX };
+            let row_bytes = n_head as u64 * n_parts as u64 * (d_v as u64 + 2) * 4;
+            let place = Place::Rows(parts, Rows::Tokens, row_bytes);
+            let words = words.into_iter().map(is).chain([float(scale), float(softcap)]);
+            let split = draft(sources::ATTENTION, "attention")
+                .define("SPLIT", 1)
+                .table(5, Table::Positions)
+                .table(6, Table::ChunkOf)
+                .bind(3, (place, Use::Update))
+                .params(4, words.chain([is(part), is(n_parts)]))
+                .grid([Extent::Is(n_head as u32), per_row(Rows::Tokens), Extent::Parts { per: part as u32 }]);
+            let merge = Draft::new(sources::ATTENTION_MERGE, "attention_merge")
+                .define("D_V", d_v)
+                .define("SINKS", usize::from(sinks.is_some()))
+                .bind(0, (place, Use::Read))
+                .bind(1, self.buf(out))
+                .params(2, [n_head, part, n_parts].map(is))
+                .table(3, Table::Positions)
+                .grid([Extent::Is(n_head as u32), per_row(Rows::Tokens), Extent::Is(1)]);
+            let merge = sinks.into_iter().fold(merge, |merge, sinks| merge.bind(4, self.vector(sinks)));
+            (split, merge, due)
+        });
+        if let Some((split, merge, due)) = split {
+            self.when = Some(due);
+            self.push(split);
+            self.push(merge);
+            self.when = None;
+            self.unless = Some(due);
+        }
+        if let Some(tiles) = tiles {
+            self.when = Some(When { count, from: variants::LEAST_ROWS, to: usize::MAX });
+            self.push(tiles);
+            self.when = Some(When { count, from: 0, to: variants::LEAST_ROWS });
+        }
+        self.push(by_row);
+        self.when = None;
+        self.unless = None;
+    }
+}

@@ -1,0 +1,174 @@
+//! Dispatches of gated delta rules: the convolution and the gates before them, the rule, the norm behind it.
+
+use model::plan::{Buf, DeltaHeads, Op, Sharing, State, Weight};
+
+use super::super::{fuse, sources, variants};
+use super::{Draft, Lower, float, is, unsupported};
+use crate::commands::Use;
+use crate::commands::node::{Count, Extent, Form, Place, THREADS, When};
+use crate::commands::tables::Table;
+use backend::CompileError;
+
+/// As TILE of `causal_conv.metal` and `delta_in.metal`: also the maximum width of a convolution less one.
+const CONV_TILE: u32 = 32;
+/// Simdgroups that take a head with its norm: 256 threads, and four times as many columns for each `fours`.
+const NORM_SIMDGROUPS: usize = 8;
+/// Numbers of a state that a thread keeps at most, when it takes a head with its norm.
+const MAX_KEPT: usize = 64;
+/// Numbers of a head that a lane convolves at most.
+const MAX_CONVOLVED: usize = 8;
+
+impl Lower<'_> {
+    fn state(&self, state: State) -> (Place, Use) {
+        (Place::Fixed(self.at.states[state.0 as usize]), Use::Update)
+    }
+
+    pub(super) fn causal_conv(&mut self, x: Buf, w: Weight, state: State, out: Buf) -> Result<(), CompileError> {
+        let (d, width) = self.shape(w);
+        if !(2..=CONV_TILE as usize + 1).contains(&width) {
+            return Err(unsupported(format!("run causal_conv over {width} positions, 2 to {}", CONV_TILE + 1)));
+        }
+        self.push(
+            Draft::new(sources::CAUSAL_CONV, "causal_conv")
+                .define("WIDTH", width)
+                .bind(0, self.buf(x))
+                .bind(1, self.vector(w))
+                .bind(2, self.state(state))
+                .bind(3, self.buf(out))
+                .params(4, [is(d)])
+                .table(5, Table::Chunks)
+                .grid([
+                    Extent::Is((d as u32).div_ceil(THREADS)),
+                    Extent::Longest { each: 1, per: CONV_TILE },
+                    Extent::Chunks,
+                ]),
+        );
+        Ok(())
+    }
+
+    pub(super) fn delta_net(&mut self, inputs: [Buf; 5], state: State, heads: DeltaHeads, out: Buf) {
+        self.delta(inputs, state, heads, out, None);
+    }
+
+    /// With the norm of its heads where it has one.
+    fn delta(&mut self, inputs: [Buf; 5], state: State, heads: DeltaHeads, out: Buf, norm: Option<&fuse::DeltaNorm>) {
+        let DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing } = heads;
+        // Four columns to a simdgroup, or with a norm all columns to a threadgroup.
+        let fours = norm.map_or(1, |_| d_v.div_ceil(4 * NORM_SIMDGROUPS));
+        let simdgroups = norm.map_or(2, |_| d_v.div_ceil(4 * fours).max(2));
+        let mut draft = Draft::new(sources::DELTA_NET, "delta_net")
+            .define("D_K", d_k)
+            .define("FOURS", fours)
+            .define("SIMDGROUPS", simdgroups)
+            .define("NORM", usize::from(norm.is_some()));
+        for (slot, buf) in (0..).zip(inputs) {
+            draft = draft.bind(slot, self.buf_as(buf, Use::Read));
+        }
+        let forms = self.delta_chunks(heads, norm.is_some()).into_iter().collect();
+        let words = [n_k_head, n_v_head, d_v, usize::from(sharing == Sharing::Tiled)].map(is);
+        let draft = draft
+            .bind(5, self.state(state))
+            .bind(6, self.buf_as(out, Use::Write))
+            .table(8, Table::Chunks)
+            .threads(32 * simdgroups as u32)
+            .grid([
+                Extent::Is(d_v.div_ceil(4 * fours * simdgroups) as u32),
+                Extent::Is(n_v_head as u32),
+                Extent::Chunks,
+            ]);
+        let draft = match norm {
+            None => draft.params(7, words),
+            Some(norm) => draft
+                .bind(9, self.buf_as(norm.gate, Use::Read))
+                .bind(10, self.vector(norm.w))
+                .params(7, words.into_iter().chain([float(norm.eps)])),
+        };
+        self.push_with(draft, forms);
+    }
+
+    /// The form for prompts: many positions at a time.
+    fn delta_chunks(&mut self, heads: DeltaHeads, has_norm: bool) -> Option<Form> {
+        let tuning = self.at.tuning;
+        let variants::DeltaTile { blocks, simdgroups } =
+            variants::delta_tile(heads.d_k, heads.d_v, has_norm).filter(|_| !tuning.is_plain && !tuning.off.delta)?;
+        let draft = Draft::new(sources::DELTA_CHUNKS, "delta_chunks")
+            .define("D_K", heads.d_k)
+            .define("BLOCKS", blocks)
+            .define("SIMDGROUPS", simdgroups)
+            .define("NORM", usize::from(has_norm));
+        let groups = heads.d_v.div_ceil(8 * blocks * simdgroups);
+        Some(Form {
+            when: When { count: Count::Longest, from: variants::LEAST_ROWS, to: usize::MAX },
+            unit: self.unit(&draft),
+            grid: [Extent::Is(groups as u32), Extent::Is(heads.n_v_head as u32), Extent::Chunks],
+            threads: 32 * simdgroups as u32,
+        })
+    }
+
+    /// Convolution, heads, their norms and scales, and gates; by themselves where a head is too wide.
+    pub(super) fn delta_in(&mut self, run: &fuse::DeltaIn, ops: &[Op]) -> Result<(), CompileError> {
+        let (d, width) = self.shape(run.w);
+        let [_, _, v] = run.outs.map(|out| self.width(out));
+        let n_v_head = self.width(run.g);
+        let d_v = v / n_v_head;
+        let each = run.d_k.max(d_v).div_ceil(32);
+        let is_fit = (2..=CONV_TILE as usize + 1).contains(&width) && v == n_v_head * d_v;
+        if !is_fit || each > MAX_CONVOLVED || self.at.tuning.is_plain {
+            return self.apart(ops);
+        }
+        let [(q_eps, q_scale), (k_eps, k_scale)] = run.norms;
+        let counts = [d, run.n_k_head, run.d_k, n_v_head, d_v];
+        let gates = [self.width(run.a.0), self.width(run.b.0), run.group[0], run.group[1], run.a.1, run.b.1];
+        let n_heads = 2 * run.n_k_head + n_v_head;
+        let mut draft = Draft::new(sources::DELTA_IN, "delta_in")
+            .define("WIDTH", width)
+            .define("EACH", each)
+            .bind(0, self.buf_as(run.x, Use::Read))
+            .bind(1, self.vector(run.w))
+            .bind(2, self.state(run.state))
+            .params(3, counts.into_iter().chain(gates).map(is).chain([q_eps, q_scale, k_eps, k_scale].map(float)))
+            .table(4, Table::Chunks);
+        for (slot, out) in (5..).zip(run.outs) {
+            draft = draft.bind(slot, self.buf_as(out, Use::Write));
+        }
+        self.push(
+            draft
+                .bind(8, self.buf_as(run.a.0, Use::Read))
+                .bind(9, self.buf_as(run.b.0, Use::Read))
+                .bind(10, self.vector(run.a_log))
+                .bind(11, self.vector(run.dt_bias))
+                .bind(12, self.buf_as(run.g, Use::Write))
+                .bind(13, self.buf_as(run.beta, Use::Write))
+                // Two heads to a threadgroup, and one threadgroup for the gates.
+                .grid([
+                    Extent::Is(n_heads.div_ceil(2) as u32 + 1),
+                    Extent::Longest { each: 1, per: CONV_TILE },
+                    Extent::Chunks,
+                ]),
+        );
+        Ok(())
+    }
+
+    /// A delta rule with the norm of its heads; by themselves where a thread would keep too much of a state.
+    pub(super) fn delta_norm(&mut self, norm: &fuse::DeltaNorm, ops: &[Op]) -> Result<(), CompileError> {
+        let &Op::DeltaNet { q, k, v, g, beta, state, heads, out } = &ops[0] else {
+            unreachable!("a norm of a delta rule stands behind it");
+        };
+        let kept = 4 * heads.d_v.div_ceil(4 * NORM_SIMDGROUPS) * heads.d_k.div_ceil(32);
+        if kept > MAX_KEPT || self.at.tuning.is_plain {
+            return self.apart(ops);
+        }
+        self.delta([q, k, v, g, beta], state, heads, out, Some(norm));
+        Ok(())
+    }
+
+    /// Ops of a run, each by itself.
+    fn apart(&mut self, ops: &[Op]) -> Result<(), CompileError> {
+        for op in ops {
+            self.op = op.name();
+            self.uses_of(std::slice::from_ref(op));
+            self.op(op)?;
+        }
+        Ok(())
+    }
+}

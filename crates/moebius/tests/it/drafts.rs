@@ -1,0 +1,112 @@
+//! Drafts by the command: files of models with a layer for multi-token prediction, and what is told of it.
+
+use std::path::{Path, PathBuf};
+
+use crate::common::{as_text, error, moebius, stdout};
+use crate::fixtures;
+
+/// Folders of such models: small ones in git, and larger ones, which have a tokenizer.
+fn folders() -> Vec<PathBuf> {
+    let root = fixtures::root("crates/conformance/tests/data");
+    let tiny = TINY.iter().map(|name| root.join(name));
+    let names = ["qwen35moe_mtp", "qwen35_mtp", "deepseekv3_mtp", "glm4moe_mtp"];
+    let more =
+        fixtures::more("../shared/fixtures/models2").into_iter().flat_map(|root| names.map(|name| root.join(name)));
+    tiny.chain(more).collect()
+}
+
+const TINY: &[&str] = &["qwen35_mtp", "deepseekv3_mtp"];
+
+/// How far logits are off by the reference, and how many rows there are.
+fn agreement(model: &Path, golden: &Path, array: &str) -> (f64, u64) {
+    let line = [
+        "logits",
+        "-m",
+        as_text(model),
+        "--golden",
+        as_text(golden),
+        "--array",
+        array,
+        "--backend",
+        "reference",
+        "--json",
+    ];
+    let report: serde_json::Value = serde_json::from_str(&stdout(&line)).expect("JSON");
+    (report["rms_over_std"].as_f64().expect("rms_over_std"), report["positions"].as_u64().expect("positions"))
+}
+
+/// The layer is in the file that `convert` makes, and in the one that `quantize` makes of that.
+#[test]
+fn converted_and_quantized_files_keep_the_layer() {
+    let out = tempfile::tempdir().expect("temporary folder");
+    for folder in folders() {
+        let (golden, hf) = (folder.join("golden.safetensors"), folder.join("hf"));
+        let (gguf, small) = (out.path().join("out.gguf"), out.path().join("small.gguf"));
+        stdout(&["convert", as_text(&hf), as_text(&gguf)]);
+        for model in [&hf, &gguf] {
+            let rows = |array| agreement(model, &golden, array);
+            let n = rows("logits").1;
+            for array in ["logits", "mtp_logits", "mtp_logits_2"] {
+                let (error, n_rows) = rows(array);
+                assert!(error < 1e-5, "{} {array}: {error:e}", model.display());
+                assert_eq!(n_rows, if array == "logits" { n } else { n - 1 });
+            }
+        }
+        stdout(&["quantize", as_text(&gguf), as_text(&small), "Q8_0"]);
+        let [whole, small_one] = [&gguf, &small].map(|path| checkpoint::open(path).expect("opens"));
+        let names = |file: &checkpoint::Checkpoint| file.tensors().iter().map(|t| t.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&whole), names(&small_one));
+        assert!(names(&small_one).iter().any(|name| name.ends_with("nextn.eh_proj.weight")), "{}", folder.display());
+        let error = agreement(&small, &golden, "mtp_logits").0;
+        assert!(error < 0.5, "{}: {error}", folder.display());
+    }
+}
+
+/// The same words with any drafts, greedy and with a seed.
+#[test]
+fn drafts_change_no_word() {
+    for folder in folders().iter().filter(|folder| folder.join("hf/tokenizer.json").exists()) {
+        let model = folder.join("hf");
+        for sampling in [&["--temp", "0"][..], &["--temp", "0.9", "--seed", "5"]] {
+            let run = |draft: &[&str]| {
+                let line =
+                    ["run", "--raw", "-p", "ab abc ab abc ab", "-n", "60", "--ignore-eos", "-m", as_text(&model)];
+                let out = moebius(&[&line, sampling, draft].concat());
+                let [text, told] = [out.stdout, out.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+                assert!(out.status.success(), "{told}");
+                (text, told.contains("drafts: "))
+            };
+            let plain = run(&[]);
+            assert!(!plain.1 && plain.0.len() > 20, "{plain:?}");
+            for draft in [&["--draft", "mtp"][..], &["--draft", "mtp", "--draft-tokens", "1"], &["--draft", "ngram"]] {
+                let (text, is_told) = run(draft);
+                assert_eq!(text, plain.0, "{} {draft:?}", folder.display());
+                assert!(is_told || draft[1] == "ngram");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_cannot_draft_says_so() {
+    let told = error(&["run", "-p", "x", "--draft", "mtp"]);
+    assert!(told.contains("has no layer for multi-token prediction"), "{told}");
+    let told = error(&["run", "-p", "x", "--draft", "mtp", "--backend", "metal"]);
+    assert!(told.contains("no layer for multi-token prediction") || told.contains("--backend cpu"), "{told}");
+    let told = error(&["run", "-p", "x", "--draft", "mtp", "--draft-tokens", "17"]);
+    assert!(told.contains("17 is not in 1..=16"), "{told}");
+    let golden = fixtures::root("crates/conformance/tests/data/qwen3/golden.safetensors");
+    let model = fixtures::root("crates/conformance/tests/data/qwen3/model-bf16.gguf");
+    let told = error(&["logits", "-m", as_text(&model), "--golden", as_text(&golden), "--array", "mtp_logits"]);
+    assert!(told.contains("no layer for multi-token prediction"), "{told}");
+}
+
+/// Drafts of the text itself, on the embedded model.
+#[test]
+fn repeated_texts_are_drafted() {
+    let line = ["run", "--raw", "-p", "The fox said. The fox said. The fox said. The fox", "-n", "40", "--temp", "0"];
+    let plain = moebius(&line);
+    let drafted = moebius(&[&line[..], &["--draft", "ngram", "--draft-tokens", "4"]].concat());
+    assert!(plain.status.success() && drafted.status.success());
+    assert_eq!(plain.stdout, drafted.stdout);
+}

@@ -1,0 +1,1 @@
+../../../../kernels/quant/grids.h
