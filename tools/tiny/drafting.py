@@ -1,7 +1,7 @@
 """qwen35_mtp, deepseekv3_mtp: folders with a layer for multi-token prediction and a tokenizer of bytes.
 
 Answers of the layer are those of its parts in transformers. Row t of `mtp_logits` is what it says of token t + 2, given
-the model's hidden state of position t after the last norm and token t + 1; it stands at position t + 1 and sees rows 0
+the model's hidden state of position t after the last norm and token t + 1; its position is t + 1 and sees rows 0
 to t. Row t of `mtp_logits_2` is what it says of token t + 3, given its own hidden state of row t after its last norm and
 the likeliest token of `mtp_logits[t]`.
 

@@ -60,7 +60,7 @@ impl Tile {
     pub unsafe fn new(cache: &CacheView, scoring: Scoring, k: *const u8, q: Queries, state: State) -> Tile {
         Tile {
             k,
-            // SAFETY: the values lie in the tile.
+            // SAFETY: the values are inside the tile.
             v: unsafe { k.add(cache.v_first()) },
             types: cache.types,
             next: k,

@@ -130,7 +130,7 @@ impl CacheView {
     /// `page` is within the limits, and no other code reads or writes the page while the slice lives.
     pub unsafe fn page<'a>(&self, page: u32) -> &'a mut [u8] {
         let bytes = self.page_len();
-        // SAFETY: the caller's promise; the memory starts zeroed, so it is initialised.
+        // SAFETY: the caller's promise; the memory starts zeroed, so it is initialized.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(page as usize * bytes), bytes) }
     }
 
