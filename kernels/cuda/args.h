@@ -468,6 +468,8 @@ struct Attend {
     u32 rows;
     u32 workers, stages; // warps of a block that have pages, and half pages of each in shared memory, 1 or 2
     u8* columns;         // [T, column_bytes(n_head * d)], or null: `out` packed
+    u32 singles;         // not 0: the rows are the chunks of one token among others
+    u32 reserved;
 };
 
 // What comes before attention over latents, for single tokens: queries are multiplied with the cache, which holds a
@@ -537,6 +539,9 @@ struct Packed {
 struct WideLinear {
     Linear op;
     Packed wide;
+    float* sums; // [shares of k][rows of x][rows of all parts], where there are several
+    u32 n_shares;
+    u32 reserved;
 };
 
 struct WideGatedLinear {

@@ -151,10 +151,10 @@ __device__ __forceinline__ void end_split(const Attend& a, u64 place, u32 split,
 KERNEL __launch_bounds__(MERGE_THREADS) attend_merge(const __grid_constant__ Attend a) {
     __shared__ __align__(16) float sums[MERGE_GROUPS][D];
     __shared__ float factors[MAX_SPLITS];
-    const u32 token = blockIdx.x / a.q.n_head, head = blockIdx.x % a.q.n_head;
+    const u32 row = blockIdx.x / a.q.n_head, head = blockIdx.x % a.q.n_head;
     const u32 group = a.q.n_head / a.n_kv, kv_head = head / group, tile = head % group / HEADS;
     const u32 h = head % group % HEADS, lane = threadIdx.x % 32;
-    const u64 place = (u64)(token * a.n_tiles + tile) * a.n_kv + kv_head;
+    const u64 place = (u64)(row * a.n_tiles + tile) * a.n_kv + kv_head;
     const float* partial = a.partial + place * a.n_splits * HEADS * (D + 4);
     const float* stats = partial + (u64)a.n_splits * HEADS * D;
     // Splits of a thread.
@@ -189,6 +189,7 @@ KERNEL __launch_bounds__(MERGE_THREADS) attend_merge(const __grid_constant__ Att
         float sum = sums[0][threadIdx.x];
 #pragma unroll
         for (u32 i = 1; i < MERGE_GROUPS; i++) sum += sums[i][threadIdx.x];
+        const u32 token = a.singles ? a.step.chunks[row].single : row;
         attend_store(a, token, head * D + threadIdx.x, sum);
     }
 }

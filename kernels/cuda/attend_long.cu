@@ -1,6 +1,6 @@
 // attend_long: as `attend`, on tensor cores, which takes a little longer where contexts are short. The last block of a
 // token and a key-value head merges the splits, in their order; where they are many, a second launch does
-// (attend_merge).
+// (attend_merge). Alongside prompts (`singles`) heads come normed and rotated, and what is appended is there already.
 //
 // Compiled for a cache of f16: -DD, the width of keys and of values, a power of two of 64 to 256, and -DHEADS, query
 // heads of a block, a power of two up to 8.
@@ -45,11 +45,12 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
     TRACE(0);
 
     const u32 place_of = blockIdx.x / a.n_splits, split = blockIdx.x % a.n_splits, kv_head = place_of % a.n_kv;
-    const u32 tile = place_of / a.n_kv % a.n_tiles, token = place_of / a.n_kv / a.n_tiles;
-    if (token >= a.rows) {
+    const u32 tile = place_of / a.n_kv % a.n_tiles, row = place_of / a.n_kv / a.n_tiles;
+    if (row >= a.rows) {
         PDL_WAIT();
         return;
     }
+    const u32 token = a.singles ? a.step.chunks[row].single : row;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     const u32 group = a.q.n_head / a.n_kv, first_head = kv_head * group + tile * HEADS;
     const u32 n_heads = min((u32)HEADS, group - tile * HEADS);
@@ -107,6 +108,11 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
         if (is_new) {
             const u64 page = ((u64)page_of(a.step, chunk, a.windowed, pos / PAGE) * a.n_kv + kv_head) * PAGE;
             cache = (Kv*)(is_new == 1 ? a.k_cache : a.v_cache) + (page + pos % PAGE) * D;
+        }
+        if (is_new && a.singles) {
+            // Rows of k and v may be gone: the plan has no reader of theirs.
+            if (lane < PIECES) ((uint4*)fresh[is_new - 1])[lane] = __ldcg((const uint4*)cache + lane);
+            continue;
         }
         head_of(a, part, x, token, [&](u32 i, float y) {
             if (is_new) {
@@ -254,7 +260,7 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
         return sum;
     };
     if (a.n_splits > 1 && threadIdx.x < HEADS) total[threadIdx.x] = sum_of(threadIdx.x, D);
-    const u64 place = (u64)(token * a.n_tiles + tile) * a.n_kv + kv_head;
+    const u64 place = (u64)(row * a.n_tiles + tile) * a.n_kv + kv_head;
     float* partial = a.partial + place * a.n_splits * HEADS * (D + 4);
     float* out = a.out + ((u64)token * a.q.n_head + first_head) * D;
     for (u32 i = threadIdx.x; i < HEADS * D; i += THREADS) {

@@ -12,18 +12,8 @@
 #include "cuda/async.h"
 #include "cuda/batch_order.h"
 #include "quant/q6_k.h"
-#include "cuda/q4_k_batch.h"
+#include "cuda/batch_of.h"
 #include "cuda/tile.h"
-
-// A type as it is read here.
-template <class W>
-struct BatchOf {
-    typedef W type;
-};
-template <>
-struct BatchOf<q4_k> {
-    typedef q4_k_batch type;
-};
 
 // Most threads of a block.
 #define BATCH_THREADS(groups) ((groups) > 2 ? 256 : 384)

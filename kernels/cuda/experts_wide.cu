@@ -1,27 +1,35 @@
 // experts of many rows: a projection of every pair's expert, or act(gate) * up, each plus its bias (`wide.h`).
 //
 // Activations are packed in the order of the lists (`expert_lists.cu`). A tile begins at a multiple of 8 of that order
-// and leaves out the columns of its neighbours. experts_pack: grid (groups of 8 pairs), block 256. experts_wide,
-// experts_gated_wide: grid (blocks of 128 or 64 rows of weights, tiles of up to `width` pairs of one expert, of which
-// some find none and leave), block 256. experts_narrow, experts_gated_narrow: the same with tiles of up to 32 pairs,
-// which take fewer registers, so that more weights are in flight. experts_queue, experts_gated_queue: grid
+// and leaves out columns of other experts. experts_pack: grid (groups of 8 pairs, shares of k), block 256; for narrow
+// and middle tiles experts_narrow_pack. experts_wide, experts_gated_wide: grid (blocks of 128 or 64 rows of weights,
+// tiles of up to `width` pairs of one expert, of which some find none and leave), block 256. experts_narrow,
+// experts_gated_narrow: the same with tiles of up to 32 pairs, which take fewer registers, so that more weights are in
+// flight; experts_middle, experts_gated_middle: of up to 64. experts_queue, experts_gated_queue: grid
 // (multiprocessors), block 384 (`wide_queue.h`).
+#include "cuda/batch_of.h"
 #include "cuda/wide_queue.h"
 #include WEIGHT_HEADER
 
 extern __shared__ uint4 shared[];
 
-KERNEL __launch_bounds__(256) experts_pack(const __grid_constant__ WideExperts a) {
+template <class W>
+__device__ __forceinline__ void experts_pack_for(const WideExperts& a) {
     PDL_LAUNCH();
     PDL_WAIT();
     const Experts& op = a.op;
     // Pairs without an expert are in no list.
     const u32 n_listed = op.first[op.n_expert];
-    pack<WEIGHT>(op.k, blockIdx.x, a.wide.n_groups, a.wide.packed, [&](u32 i) -> const float* {
+    pack<W>(op.k, blockIdx.x, a.wide.n_groups, a.wide.packed, [&](u32 i) -> const float* {
         if (i >= n_listed) return nullptr;
         const u32 pair = op.pairs[i];
         return op.x + (u64)(op.x_per_pair ? pair : pair / op.n_used) * op.k;
     });
+}
+
+KERNEL __launch_bounds__(256) experts_pack(const __grid_constant__ WideExperts a) { experts_pack_for<WEIGHT>(a); }
+KERNEL __launch_bounds__(256) experts_narrow_pack(const __grid_constant__ WideExperts a) {
+    experts_pack_for<BatchOf<WEIGHT>::type>(a);
 }
 
 #if HAS_WGMMA
@@ -77,20 +85,25 @@ __device__ __forceinline__ void experts_wide_of(const WideExperts& a) {
     PDL_WAIT();
     const Experts& op = a.op;
     __shared__ u32 found[4];
-    if (threadIdx.x < 32) {
-        u32 expert = 0, start = 0, begin = 0, end = 0;
-        if (!find_wide(op, a.wide.width, blockIdx.y, expert, start, begin, end)) begin = end = 0;
-        if (threadIdx.x == 0) found[0] = expert, found[1] = start, found[2] = begin, found[3] = end;
+    u32 expert = 0, start = 0, begin = 0, end = 0;
+    if (blockIdx.y < op.n_expert) {
+        if (!find_wide(op, a.wide.width, blockIdx.y, expert, start, begin, end)) return;
+        if (threadIdx.x == 0) found[0] = expert, found[1] = start, found[2] = begin;
+    } else {
+        if (threadIdx.x < 32) {
+            if (!find_wide(op, a.wide.width, blockIdx.y, expert, start, begin, end)) begin = end = 0;
+            if (threadIdx.x == 0) found[0] = expert, found[1] = start, found[2] = begin, found[3] = end;
+        }
+        __syncthreads();
+        expert = found[0], start = found[1], begin = found[2], end = found[3];
+        if (begin == end) return;
     }
-    __syncthreads();
-    const u32 expert = found[0], start = found[1], begin = found[2], end = found[3];
-    if (begin == end) return;
     const auto row_of_thread = [](u32 thread) {
         return GATED ? blockIdx.x * (WIDE_ROWS / 2) + thread / 32 * 8 + thread % 32 / 4
                      : blockIdx.x * WIDE_ROWS + thread / 32 * 16 + thread % 32 / 4 * 2;
     };
     wide<Shape>(
-        op.k, a.wide.packed, a.wide.n_groups, start / 8, end - start, (u8*)shared,
+        op.k, 0, Shape::steps(op.k), a.wide.packed, a.wide.n_groups, start / 8, end - start, (u8*)shared,
         [&](int i) {
             const Matrix& w = GATED && i ? op.up : op.w;
             const u64 row = min(row_of_thread(threadIdx.x) + (GATED ? 0 : i), op.n - 1);
@@ -127,16 +140,22 @@ KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) experts_gated_wide(const __g
     experts_wide_of<true, Wide<WEIGHT>>(a);
 }
 
-// What three blocks' registers hold: units of 64 values do not fit, and of few words a thread has two in flight.
-constexpr bool IS_SMALL = WEIGHT::UNIT < 64 && !Wide<WEIGHT>::SPLIT, IS_SHORT = sizeof(WEIGHT::Raw) <= 40;
-constexpr u32 NARROW_BLOCKS = IS_SMALL ? 3 : 2;
-typedef Wide<WEIGHT, 32, IS_SMALL && IS_SHORT ? 2 : 1> Narrow;
+// Three blocks' registers hold units of 32 values, and of 64 those of Q4_K.
+typedef Wide<BatchOf<WEIGHT>::type, 32, 12, true> Narrow;
+typedef Wide<BatchOf<WEIGHT>::type, 64, 8, true> Middle;
+constexpr u32 NARROW_BLOCKS = sizeof(Narrow::W::Raw) <= 48 && !Narrow::SPLIT ? 3 : 2;
 
 KERNEL __launch_bounds__(WIDE_THREADS, NARROW_BLOCKS) experts_narrow(const __grid_constant__ WideExperts a) {
     experts_wide_of<false, Narrow>(a);
 }
 KERNEL __launch_bounds__(WIDE_THREADS, NARROW_BLOCKS) experts_gated_narrow(const __grid_constant__ WideExperts a) {
     experts_wide_of<true, Narrow>(a);
+}
+KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) experts_middle(const __grid_constant__ WideExperts a) {
+    experts_wide_of<false, Middle>(a);
+}
+KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) experts_gated_middle(const __grid_constant__ WideExperts a) {
+    experts_wide_of<true, Middle>(a);
 }
 
 template <bool GATED>

@@ -1,6 +1,6 @@
 // gated_linear of many rows: out[t, n] = act(sum_k gate[n, k] * x[t, k]) * sum_k up[n, k] * x[t, k] (`wide.h`).
 //
-// gated_linear_pack: grid (groups of 8 rows of x), block 256. gated_linear_wide: grid (blocks of 64 rows of weights,
+// gated_linear_pack: grid (groups of 8 rows of x, shares of k), block 256. gated_linear_wide: grid (blocks of 64 rows of weights,
 // tiles of `width` rows of x), block 256; the operand's rows g are gate's, rows g + 8 up's.
 #include "cuda/wide.h"
 #include WEIGHT_HEADER
@@ -25,7 +25,8 @@ KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) gated_linear_wide(const __gr
         return blockIdx.x * (WIDE_ROWS / 2) + thread / 32 * 8 + thread % 32 / 4;
     };
     wide<Wide<WEIGHT>>(
-        op.k, a.wide.packed, a.wide.n_groups, begin / 8, min(a.wide.width, op.rows - begin), (u8*)shared,
+        op.k, 0, Wide<WEIGHT>::steps(op.k), a.wide.packed, a.wide.n_groups, begin / 8,
+        min(a.wide.width, op.rows - begin), (u8*)shared,
         [&](int i) {
             const Matrix& w = i ? op.up : op.gate;
             return row_of<WEIGHT>(w.q, w.scales, w.biases, min(row_of_thread(threadIdx.x), op.n - 1), op.k);

@@ -40,6 +40,11 @@ __device__ __forceinline__ void gate(const Prologue& p, u32 row, bool is_there, 
 __device__ __forceinline__ void put(const PackTo& to, u32 row, u32 k, u32 at, const float (&v)[8]) {
     if (to.runs == 0) {
         float* out = (float*)to.out + (u64)row * to.stride + at;
+        if (to.stride % 4 == 0 && at + 8 <= k) {
+            *(float4*)out = make_float4(v[0], v[1], v[2], v[3]);
+            *(float4*)(out + 4) = make_float4(v[4], v[5], v[6], v[7]);
+            return;
+        }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             if (at + i < k) out[i] = v[i];

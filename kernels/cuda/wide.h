@@ -4,9 +4,9 @@
 // Weights go from memory through registers into the operands as in `tile.h`: lane (g, t) of a warp loads unit 4s + t of
 // two rows, and run r of the four units are the 64 positions of a chunk, four products of 16. Activations come chunk
 // by chunk, [chunk][group of 8 rows][8][64] bf16 swizzled for `wgmma_matrix`, so that a tile of a chunk is one piece
-// of memory and one bulk copy. A ring of STAGES chunks is filled by one thread. A block has two warpgroups of 64 rows
-// each, which share the columns; two blocks share a multiprocessor, so that one loads, unpacks and stores while the
-// other multiplies.
+// of memory and one bulk copy. A ring of STAGES pieces of a few chunks is filled by one thread. A block
+// has two warpgroups of 64 rows each, which share the columns; two blocks share a multiprocessor, so that one loads,
+// unpacks and stores while the other multiplies.
 //
 // F32 weights are split into two bf16 numbers, as are their activations: three products, whose error is about 2^-16.
 #pragma once
@@ -23,30 +23,30 @@ struct WideCols {
     static constexpr int OF = Tile<W>::SPLIT ? 48 : W::UNIT == 64 ? 64 : 128;
 };
 
-// AHEAD: steps of weights that a thread has in flight.
-template <class Weight, int MOST = WideCols<Weight>::OF, int STEPS = 1>
+// RING: chunks in shared memory. A piece is a pair of chunks, or with WHOLE those of a step of four units. LATE: a run
+// is unpacked while the one before is multiplied, and two steps of weights are on their way, which takes registers.
+template <class Weight, int MOST = WideCols<Weight>::OF, int RING = 6, bool WHOLE = false, bool OVERLAP = false>
 struct Wide {
     typedef Weight W;
-    static constexpr bool SPLIT = Tile<W>::SPLIT;
+    static constexpr bool SPLIT = Tile<W>::SPLIT, LATE = OVERLAP;
     static constexpr u32 PANELS = SPLIT ? 2 : 1;
-    static constexpr int COLS = MOST, AHEAD = STEPS;
-    static constexpr u32 STAGE = COLS * 128 * PANELS;
-    static constexpr u32 STAGES = 6;
-    // The ring begins at a multiple of 1024; barriers lie behind it.
+    static constexpr int COLS = MOST, EACH = WHOLE || W::RUNS < 2 ? W::RUNS : 2, AHEAD = LATE ? 2 : 1;
+    static constexpr u32 CHUNK = COLS * 128 * PANELS, STAGE = CHUNK * EACH;
+    static constexpr u32 STAGES = RING / EACH > 2 ? RING / EACH : 2;
+    // The ring begins at a multiple of 1024; barriers follow it.
     static constexpr u32 SHARED = STAGES * STAGE + 1024 + 256;
     // Runs of a row, in whole steps of four units: its chunks.
-    static __device__ __forceinline__ u32 chunks(u32 k) {
-        const u32 units = (k + W::UNIT - 1) / W::UNIT;
-        return (units + 3) / 4 * W::RUNS;
-    }
+    static __device__ __forceinline__ u32 chunks(u32 k) { return steps(k) * W::RUNS; }
+    static __device__ __forceinline__ u32 steps(u32 k) { return (k + 4 * W::UNIT - 1) / (4 * W::UNIT); }
 };
 
-// Rows 8 * group .. + 8 of x as bf16; `rows(i)`: row i or null, which is zeros. Blocks of 256 threads, a warp a chunk.
+// Rows 8 * group .. + 8 of x as bf16; `rows(i)`: row i or null, which is zeros. Blocks of 256 threads, a warp a chunk,
+// which gridDim.y of them share.
 template <class W, class Rows>
 __device__ __forceinline__ void pack(u32 k, u32 group, u32 n_groups, uint4* packed, const Rows& rows) {
     const u32 lane = threadIdx.x % 32, piece = lane % 8, n_chunks = Wide<W>::chunks(k);
     const float* row[2] = {rows(8 * group + lane / 8), rows(8 * group + lane / 8 + 4)};
-    for (u32 chunk = threadIdx.x / 32; chunk < n_chunks; chunk += blockDim.x / 32) {
+    for (u32 chunk = blockIdx.y * 8 + threadIdx.x / 32; chunk < n_chunks; chunk += gridDim.y * 8) {
         const u32 step = chunk / W::RUNS, r = chunk % W::RUNS;
         float v[2][8];
 #pragma unroll
@@ -118,79 +118,110 @@ __device__ __forceinline__ void wide_chunks(float* acc, const u32 (&a)[2][8], co
     wgmma_commit();
 }
 
-// The products of a block's rows of weights with `n_cols` packed columns from `8 * group` on. `rows(i)`: row i of the
-// two of this thread, as operand rows g and g + 8. `stores(thread)` returns what takes `(col, sum, sum_of_second)` of
-// both for every column below n_cols. Dynamic shared memory: SHARED bytes. All threads have waited for the
-// grids before.
+// The products of a block's rows of weights with `n_cols` packed columns from `8 * group` on, over steps `first_step` to
+// `end_step` of four units each. `rows(i)`: row i of the two of this thread, as operand rows g and g + 8.
+// `stores(thread)` returns what takes `(col, sum, sum_of_second)` of both for every column below n_cols. Dynamic shared
+// memory: SHARED bytes. All threads have waited for the grids before.
 template <class T, class Rows, class Stores>
-__device__ __forceinline__ void wide(u32 k, const uint4* packed, u32 n_groups, u32 group, u32 n_cols, u8* shared,
-                                     const Rows& rows, const Stores& stores) {
+__device__ __forceinline__ void wide(u32 k, u32 first_step, u32 end_step, const uint4* packed, u32 n_groups, u32 group,
+                                     u32 n_cols, u8* shared, const Rows& rows, const Stores& stores) {
     typedef typename T::W W;
+    // Rows end with a step.
+    constexpr bool WHOLE = W::BLOCK % (4 * W::UNIT) == 0;
     const u32 ring = (address_in_shared(shared) + 1023) / 1024 * 1024, full = ring + T::STAGES * T::STAGE;
     const u32 empty = full + 8 * T::STAGES;
     volatile u64* source = (u64*)(shared + (empty + 8 * T::STAGES - address_in_shared(shared)));
-    const u32 units = (k + W::UNIT - 1) / W::UNIT, steps = (units + 3) / 4, n_chunks = T::chunks(k);
+    const u32 units = (k + W::UNIT - 1) / W::UNIT, steps = end_step - first_step;
     const u32 t = threadIdx.x % 4, n_wide = (n_cols + 15) / 16;
-    // One thread fills; where it reads lies in shared memory, since registers are few.
-    const auto fill = [&](u32 chunk) {
-        const u32 stage = chunk % T::STAGES, bytes = n_wide * 2048;
-        const u64 from = source[0], stride = source[1];
-        barrier_expect(full + 8 * stage, bytes * T::PANELS);
+    constexpr u32 PIECES = W::RUNS / T::EACH, STEP_BYTES = WHOLE ? 4 * W::UNIT / W::BLOCK * W::BYTES : 0;
+    // Where few warps share a multiprocessor weights are asked for a step ahead.
+    constexpr bool FAR = T::COLS > 32 && T::AHEAD == 1;
+    const u32 n_pieces = steps * PIECES;
+    const Row row[2] = {rows(0), rows(1)};
+    typename W::Raw raw[T::AHEAD][2];
+    const auto load = [&](u32 step, int slot) {
+        const u32 wanted = 4 * (first_step + step) + t, unit = WHOLE ? wanted : min(wanted, units - 1);
 #pragma unroll
-        for (u32 panel = 0; panel < T::PANELS; panel++) {
-            bulk_copy(ring + stage * T::STAGE + panel * (T::STAGE / T::PANELS),
-                      (const u8*)(from + (chunk * T::PANELS + panel) * stride), bytes, full + 8 * stage);
+        for (int i = 0; i < 2; i++) {
+            W::load(row[i], unit, raw[slot][i]);
+            if (FAR && STEP_BYTES > 0 && step + 1 < steps) {
+                prefetch(row[i].q + (u64)(first_step + step + 1) * STEP_BYTES + t * (STEP_BYTES / 4));
+            }
+        }
+    };
+    load(0, 0);
+    if (T::AHEAD > 1 && steps > 1) load(1, T::AHEAD - 1);
+    // One thread fills; the source is in shared memory, since registers are few.
+    const auto fill = [&](u32 piece) {
+        const u32 stage = piece % T::STAGES, bytes = n_wide * 2048;
+        const u64 from = source[0], stride = source[1];
+        barrier_expect(full + 8 * stage, bytes * T::PANELS * T::EACH);
+#pragma unroll
+        for (u32 i = 0; i < T::PANELS * T::EACH; i++) {
+            bulk_copy(ring + stage * T::STAGE + i * (T::CHUNK / T::PANELS),
+                      (const u8*)(from + (piece * T::PANELS * T::EACH + i) * stride), bytes, full + 8 * stage);
         }
     };
     if (threadIdx.x == 0) {
-        source[0] = (u64)packed + (u64)group * 1024, source[1] = (u64)n_groups * 1024;
+        const u64 stride = (u64)n_groups * 1024;
+        source[0] = (u64)packed + (u64)group * 1024 + first_step * (T::PANELS * W::RUNS) * stride, source[1] = stride;
         for (u32 i = 0; i < T::STAGES; i++) {
             barrier_init(full + 8 * i, 1);
             barrier_init(empty + 8 * i, WIDE_THREADS / 32);
         }
         fence_async();
-        for (u32 i = 0; i < min(T::STAGES, n_chunks); i++) fill(i);
+        if (FAR) {
+            for (u32 i = 0; i < min(T::STAGES, n_pieces); i++) fill(i);
+        }
     }
     __syncthreads();
+    if (!FAR && threadIdx.x == 0) {
+        for (u32 i = 0; i < min(T::STAGES, n_pieces); i++) fill(i);
+    }
 
-    const Row row[2] = {rows(0), rows(1)};
-    typename W::Raw raw[T::AHEAD][2];
-    const auto load = [&](u32 step, int slot) {
-        const u32 unit = min(4 * step + t, units - 1);
-#pragma unroll
-        for (int i = 0; i < 2; i++) W::load(row[i], unit, raw[slot][i]);
-    };
     float acc[T::COLS / 2];
 #pragma unroll
     for (int i = 0; i < T::COLS / 2; i++) acc[i] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < T::AHEAD; i++) load(i, i);
-    u32 chunk = 0, stage = 0, parity = 0;
+    u32 stage = 0, parity = 0, a[T::LATE ? 2 : 1][2][8];
+    const auto enter = [&](u32 piece) {
+        // One thread fills the stage that all warps left a piece ago.
+        if (threadIdx.x == 0 && piece >= 1 && piece - 1 + T::STAGES < n_pieces) {
+            const u32 left = piece - 1;
+            barrier_wait(empty + 8 * (left % T::STAGES), left / T::STAGES % 2);
+            fill(left + T::STAGES);
+        }
+        __syncwarp();
+        barrier_wait(full + 8 * stage, parity);
+    };
+    const auto leave = [&](u32 stage) {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * stage);
+    };
 #pragma unroll 1
-    for (u32 first_step = 0; first_step < steps; first_step += T::AHEAD) {
+    for (u32 two = 0; two < steps; two += T::AHEAD) {
 #pragma unroll
         for (int flat = 0; flat < T::AHEAD * W::RUNS; flat++) {
-            const int slot = flat / W::RUNS, r = flat % W::RUNS;
-            const u32 step = first_step + slot, unit = 4 * step + t;
+            const int slot = flat / W::RUNS, r = flat % W::RUNS, turn = T::LATE ? flat % 2 : 0;
+            const u32 step = two + slot, unit = 4 * (first_step + step) + t;
             if (T::AHEAD > 1 && step >= steps) break;
-            u32 a[2][8], rest[2][8];
+            if (!T::LATE && r % T::EACH == 0) enter(step * PIECES + r / T::EACH);
+            u32 rest[2][8];
 #pragma unroll
-            for (int i = 0; i < 2; i++) wide_operands<W>(raw[slot][i], unit < units, unit, r, a[i], rest[i]);
-            if (r == W::RUNS - 1 && step + T::AHEAD < steps) load(step + T::AHEAD, slot);
-            // One thread fills the stage that all warps left two chunks ago.
-            if (threadIdx.x == 0 && chunk >= 2 && chunk - 2 + T::STAGES < n_chunks) {
-                const u32 left = chunk - 2;
-                barrier_wait(empty + 8 * (left % T::STAGES), left / T::STAGES % 2);
-                fill(left + T::STAGES);
+            for (int i = 0; i < 2; i++) {
+                wide_operands<W>(raw[slot][i], WHOLE || unit < units, unit, r, a[turn][i], rest[i]);
             }
-            __syncwarp();
-            barrier_wait(full + 8 * stage, parity);
-            const u64 b = wgmma_matrix(ring + stage * T::STAGE);
-            const u64 b_rest = wgmma_matrix(ring + stage * T::STAGE + T::STAGE / T::PANELS);
+            if (r == W::RUNS - 1 && step + T::AHEAD < steps) load(step + T::AHEAD, slot);
+            if (T::LATE) {
+                wgmma_wait();
+                if (r % T::EACH == 0 && (step > 0 || r > 0)) leave(stage == 0 ? T::STAGES - 1 : stage - 1);
+            }
+            if (T::LATE && r % T::EACH == 0) enter(step * PIECES + r / T::EACH);
+            const u32 at = ring + stage * T::STAGE + r % T::EACH * T::CHUNK;
+            const u64 b = wgmma_matrix(at), b_rest = wgmma_matrix(at + T::CHUNK / T::PANELS);
             switch (n_wide) {
 #define WIDTH(N)                                                                          \
     case N / 16:                                                                          \
-        if constexpr (N <= T::COLS) wide_chunks<W, N>(acc, a, rest, b, b_rest);           \
+        if constexpr (N <= T::COLS) wide_chunks<W, N>(acc, a[turn], rest, b, b_rest);     \
         break;
                 WIDTH(16)
                 WIDTH(32)
@@ -202,11 +233,16 @@ __device__ __forceinline__ void wide(u32 k, const uint4* packed, u32 n_groups, u
                 WIDTH(128)
 #undef WIDTH
             }
-            wgmma_wait();
-            if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * stage);
-            chunk++, stage++;
-            if (stage == T::STAGES) stage = 0, parity ^= 1;
+            if (!T::LATE) wgmma_wait();
+            if (r % T::EACH == T::EACH - 1) {
+                if (!T::LATE) leave(stage);
+                if (++stage == T::STAGES) stage = 0, parity ^= 1;
+            }
         }
+    }
+    if (T::LATE) {
+        wgmma_wait();
+        keep(acc);
     }
     const u32 thread = thread_anew();
     const auto store = stores(thread);

@@ -28,7 +28,7 @@ const TESTS = {
     assert.ok(text);
   },
   async "openai: the stream helper gathers a tool call"() {
-    const runner = client.chat.completions.stream({ model, messages, max_tokens: 200, tools: [{ type: "function", function: weather }], tool_choice: "required" });
+    const runner = client.chat.completions.stream({ model, messages, max_tokens: 600, tools: [{ type: "function", function: weather }], tool_choice: "required" });
     const { choices } = await runner.finalChatCompletion();
     assert.equal(choices[0].finish_reason, "tool_calls");
     assert.match(JSON.parse(choices[0].message.tool_calls[0].function.arguments).city, /Paris|Rome/);
@@ -73,7 +73,7 @@ const TESTS = {
       inputSchema: z.object({ city: z.enum(["Paris", "Rome"]) }),
       execute: async ({ city }) => (asked.push(city), "sunny"),
     });
-    const { steps } = await generateText({ model: sdk(model), prompt: "What is the weather in Rome?", tools: { get_weather }, toolChoice: "required", maxOutputTokens: 200, maxRetries: 0 });
+    const { steps } = await generateText({ model: sdk(model), prompt: "What is the weather in Rome?", tools: { get_weather }, toolChoice: "required", maxOutputTokens: 600, maxRetries: 0 });
     assert.match(asked[0], /Paris|Rome/);
     assert.equal(steps[0].toolResults[0].output, "sunny");
   },

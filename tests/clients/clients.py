@@ -167,7 +167,7 @@ def anthropic_messages_and_stream():
 def anthropic_tools_round_trip():
     tool = {"name": "get_weather", "description": WEATHER["description"], "input_schema": WEATHER["parameters"]}
     messages = [{"role": "user", "content": "What is the weather in Rome?"}]
-    answer = ant.messages.create(model=MODEL, max_tokens=200, messages=messages, tools=[tool], tool_choice={"type": "any"})
+    answer = ant.messages.create(model=MODEL, max_tokens=600, messages=messages, tools=[tool], tool_choice={"type": "any"})
     assert answer.stop_reason == "tool_use", answer
     use = next(block for block in answer.content if block.type == "tool_use")
     assert use.name == "get_weather" and use.input["city"] in ("Paris", "Rome")

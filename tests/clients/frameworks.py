@@ -80,7 +80,7 @@ def agents_call_tools():
 
     for kind in (agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel):
         model = kind(model=MODEL, openai_client=client(openai.AsyncOpenAI))
-        settings = agents.ModelSettings(tool_choice="required", max_tokens=200)
+        settings = agents.ModelSettings(tool_choice="required", max_tokens=600)
         agent = agents.Agent(name="a", model=model, tools=[get_weather], model_settings=settings,
                              tool_use_behavior="stop_on_first_tool")
         asked.clear()

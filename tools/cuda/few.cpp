@@ -608,6 +608,34 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
     for (u32 c : counters) failures += c != 0;
     check(workers > 0 ? "attend, long" : n_splits > 1 ? "attend, splits" : "attend", out, want, 1e-5);
     check("attend, packed", unpacked(columns, rows, n_head * D), want, 1e-2);
+    if (workers == 0) return;
+    // Alongside prompts: every third token is a chunk of one, whose head rows are ready and whose keys and values are
+    // in the cache alone.
+    const u32 all = 3 * rows;
+    Array<float> ready((size_t)all * n_head * D, NAN), among((size_t)all * n_head * D, NAN);
+    Array<u32> pos3(all, ~0u), chunk_of3(all, ~0u);
+    for (u32 t = 0; t < rows; t++) {
+        const u32 token = 3 * t + 1, chunk = rows - 1 - t;
+        pos3[token] = positions[t], chunk_of3[token] = chunk, chunks[t].single = token;
+        for (u32 h = 0; h < n_head; h++) {
+            const auto query = turned(&q[((size_t)t * n_head + h) * q_stride], wq.data(), t);
+            for (u32 i = 0; i < D; i++) ready[((size_t)token * n_head + h) * D + i] = (float)query[i];
+        }
+    }
+    for (u32 t = 0; t < rows; t++) chunks[rows - 1 - t].first_page = t * per;
+    a.step.positions = pos3.data(), a.step.chunk_of = chunk_of3.data();
+    a.q = {ready.data(), nullptr, nullptr, n_head, D, 0, 0}, a.k = a.v = {nullptr, nullptr, nullptr, n_kv, D, 0, 0};
+    a.q_stride = D, a.out = among.data(), a.columns = nullptr, a.singles = 1;
+    launch({blocks, 1, 1}, 256, n_shared, attend_long, a);
+    if (n_splits == 3) launch({rows * n_head, 1, 1}, 256, 0, attend_merge, a);
+    Array<float> found;
+    for (u32 token = 0; token < all; token++) {
+        for (u32 i = 0; i < n_head * D; i++) {
+            const float x = among[(size_t)token * n_head * D + i];
+            if (token % 3 == 1) found.push_back(x); else failures += x == x;
+        }
+    }
+    check("attend, alongside prompts", found, want, 1e-5);
 }
 
 int main() {

@@ -175,6 +175,8 @@ fn check(folder: &Path) {
                 }
                 false => golden.f32s(array),
             };
+            // Activations rounded to bf16, as GPUs have them, are as far off there in their way.
+            let tolerance = if STEEP.contains(&&*name) && cut > 0.0 { 2.0 * tolerance } else { tolerance };
             let plan = lowered(backend, &file.open());
             let mut session = session(backend, &plan, file.open(), tokens.len() + 16);
             let logits = session.step(&[(0, &tokens)]).to_vec();

@@ -11,6 +11,8 @@ const N_SIZES: usize = 48;
 const NEWEST: f64 = 0.25;
 /// Largest factor by which one measurement may differ from what was known: beyond it is chance.
 const MAX_JUMP: f64 = 4.0;
+/// By how much what was not measured is believed to be faster with every step: what is thought too slow is tried again.
+const HOPE: f64 = 0.999;
 /// Prompt tokens of a step of which no cost is known, and the fewest that a step has.
 const FIRST: usize = 32;
 const FEWEST: usize = 8;
@@ -44,12 +46,14 @@ pub(super) struct Pace {
     target: f64,
     /// Seconds per token of steps of each size; 0 where none was measured.
     seconds: [f64; N_SIZES],
+    /// Whether a step of each size was computed: the first one may load weights or kernels, and is not measured.
+    is_warm: [bool; N_SIZES],
 }
 
 impl Pace {
     pub fn new(target: Duration) -> Pace {
         let target = if target == Duration::MAX { f64::INFINITY } else { target.as_secs_f64() };
-        Pace { target, seconds: [0.0; N_SIZES] }
+        Pace { target, seconds: [0.0; N_SIZES], is_warm: [false; N_SIZES] }
     }
 
     /// A step of `n` tokens took this long.
@@ -57,14 +61,19 @@ impl Pace {
     /// What was not measured lately changes by the same factor: longer contexts and a busy machine slow all steps.
     pub fn observe(&mut self, n: usize, time: Duration) {
         let (size, now) = (size_of(n), time.as_secs_f64().max(1e-9) / n.max(1) as f64);
+        if !std::mem::replace(&mut self.is_warm[size], true) && self.seconds.iter().any(|&s| s > 0.0) {
+            return;
+        }
         let known = self.seconds[size];
         if known == 0.0 {
             self.seconds[size] = now;
             return;
         }
         let now = now.clamp(known / MAX_JUMP, known * MAX_JUMP);
-        let factor = 1.0 + NEWEST * (now / known - 1.0);
-        self.seconds.iter_mut().for_each(|seconds| *seconds *= factor);
+        // A product of such factors does not drift where steps of a size are slow and fast alternately.
+        let factor = (now / known).powf(NEWEST);
+        self.seconds.iter_mut().for_each(|seconds| *seconds *= factor * HOPE);
+        self.seconds[size] /= HOPE;
     }
 
     /// Returns how many prompt tokens a step may have that decodes `n_decoding`: at most `max`, which is at least 1.
@@ -198,6 +207,44 @@ mod tests {
         let n = settled(&mut pace, 1, Company::Answers, cost);
         let loss = cost(n + 1) / (n + 1) as f64 / (cost(512) / 512.0);
         assert!(loss < 5.0 && cost(n + 1) < 4.5 * 170.0, "{n} tokens, {} ms, {loss} times as long", cost(n + 1));
+    }
+
+    /// The first step of a size may load kernels or weights: it says nothing of the next ones.
+    #[test]
+    fn first_steps_are_forgotten() {
+        // An H200: a step of 64 takes 13 ms, a token of a prompt 33 us, and what runs for the first time half a second.
+        let cost = |n: usize| if n <= 64 { 5.0 + 0.13 * n as f64 } else { 13.0 + 0.033 * n as f64 };
+        for n_decoding in [1, 16, 64, 256] {
+            let (mut pace, mut seen) = (Pace::new(TARGET), [false; N_SIZES]);
+            let mut n = 0;
+            for step in 0..200 {
+                let company = if step < 20 { Company::Prompts } else { Company::Answers };
+                let alongside = if step < 20 { 0 } else { n_decoding };
+                n = pace.prompt_tokens(alongside, 2048 - alongside, company) + alongside;
+                for size in [n, n_decoding] {
+                    let first = !std::mem::replace(&mut seen[size_of(size)], true);
+                    let ms = cost(size) + if first { 500.0 } else { 0.0 };
+                    pace.observe(size, Duration::from_secs_f64(ms / 1e3));
+                }
+            }
+            assert!(n >= 1448, "{n_decoding} decode: {n}");
+        }
+    }
+
+    /// Steps of a size with and without prompts differ: neither makes steps of other sizes look slow.
+    #[test]
+    fn kinds_of_steps_may_differ() {
+        let mut pace = Pace::new(TARGET);
+        let observe = |pace: &mut Pace, n, ms: f64| pace.observe(n, Duration::from_secs_f64(ms / 1e3));
+        for n in [256, 256, 1024, 1024] {
+            observe(&mut pace, n, 0.05 * n as f64);
+        }
+        let before = pace.prompt_tokens(256, 1792, Company::Answers);
+        for i in 0..400 {
+            observe(&mut pace, 300, if i % 2 == 0 { 10.0 } else { 30.0 });
+        }
+        let after = pace.prompt_tokens(256, 1792, Company::Answers);
+        assert!(before >= 768 && after >= before, "{before}, {after}");
     }
 
     /// One step that was held up says little, and what is measured again forgets it.

@@ -126,11 +126,11 @@ args! {
         step: Step, parts: [QkvPart; 3], table: Ptr, rows: u32, n_heads: u32, half: u32, interleaved: u32, windowed: u32,
         eps: f32,
     }
-    struct Attend: 304 {
+    struct Attend: 312 {
         step: Step, q: QkvPart, k: QkvPart, v: QkvPart, table: Ptr, k_cache: Ptr, v_cache: Ptr, sinks: Ptr, out: Ptr,
         partial: Ptr, counters: Ptr, n_kv: u32, n_splits: u32, window: u32, windowed: u32, half: u32, interleaved: u32,
         q_stride: u32, n_tiles: u32, scale: f32, softcap: f32, eps: f32, rows: u32,
-        workers: u32, stages: u32, columns: Ptr,
+        workers: u32, stages: u32, columns: Ptr, singles: u32, reserved: u32,
     }
     struct LatentQ: 456 {
         step: Step, q: Linear, w: HeadLinear, heads: Ptr, kv: Ptr, norm_w: Ptr, cache: Ptr, table: Ptr, counters: Ptr,
@@ -153,7 +153,7 @@ args! {
         reserved: u32,
     }
     struct Packed: 16 { packed: Ptr, n_groups: u32, width: u32 }
-    struct WideLinear: 272 { op: Linear, wide: Packed }
+    struct WideLinear: 288 { op: Linear, wide: Packed, sums: Ptr, n_shares: u32, reserved: u32 }
     struct WideGatedLinear: 144 { op: GatedLinear, wide: Packed }
     struct WideExperts: 264 { op: Experts, wide: Packed }
 }

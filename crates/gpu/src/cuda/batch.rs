@@ -38,18 +38,9 @@ pub fn most_rows(is_wide: bool) -> usize {
 /// Most rows of such a step.
 pub const MAX_ROWS: usize = 512;
 
-/// Most rows of products that these kernels compute faster than wide ones in such a step: of up to [`MAX_FROM_FEW`]
-/// rows of weights.
-const MAX_NARROW: usize = 256;
-
-/// Whether a product of more rows than [`ROWS`] with `n` rows of weights takes wide kernels.
-pub fn is_wide(rows: usize, n: usize) -> bool {
-    rows > MAX_NARROW || rows > *ROWS.end() && n > MAX_FROM_FEW
-}
-
-/// Whether experts of more rows than [`ROWS`] take wide kernels: below eight pairs an expert tiles of eight waste less.
+/// Whether experts take wide kernels, where rows are enough: with fewer pairs an expert tiles of eight waste less.
 pub fn has_wide_experts(pairs: usize, n_expert: usize) -> bool {
-    pairs >= 8 * n_expert
+    pairs >= 2 * n_expert
 }
 
 /// Whether a type has these kernels: bf16 is coarser than f32.

@@ -17,8 +17,8 @@ use super::few::DeltaRoom;
 use super::fuse::fuse;
 use super::host::{Host, HotPlaces};
 use super::nodes::{
-    ATTEND_PAGES, CacheView, HostNode, LatentOutNode, Lower, MAX_SPLITS, Modules, Node, SlotPlaces, StateView, View,
-    is_interleaved,
+    ATTEND_PAGES, AttendNode, CacheView, HostNode, LatentOutNode, Lower, MAX_SPLITS, Modules, Node, SlotPlaces,
+    StateView, View, is_interleaved,
 };
 use super::nvrtc::{self, Target};
 use super::pick::Picker;
@@ -152,7 +152,6 @@ pub fn lay<'a>(
         n_routers: 0,
         split: &split,
         stage: stage.ptr(),
-        n_hosts: 0,
         places: hot.as_ref().map(|(memory, tables)| SlotPlaces {
             memory: memory.ptr(),
             slots: &slots,
@@ -213,7 +212,9 @@ pub fn lay<'a>(
         let room = DeltaRoom { at: delta.ptr(), rows: max_tokens };
         let joined = (max_tokens >= delta::FROM).then(|| few::join_rules(plan, &of_ops, lower.modules, room));
         let most = if batch.is_empty() { 0 } else { most };
-        Lists { few, batch, most, nodes: fuse(joined.unwrap_or_else(|| of_ops.into_iter().flatten().collect()), qkv) }
+        let mut nodes = fuse(joined.unwrap_or_else(|| of_ops.into_iter().flatten().collect()), qkv);
+        few::attend_singles(&mut nodes, lower.modules, &places, is_f16);
+        Lists { few, batch, most, nodes }
     };
     let is_whole = split.host().next().is_none();
     let plain = is_whole.then(|| of_ops.clone());
@@ -256,6 +257,7 @@ pub fn lay<'a>(
         first: scratch("expert lists", needs.n_expert + 1)?,
         pairs: scratch("expert lists", needs.pairs)?,
         packed: scratch("packed activations", if is_wide { wide::most_packed(plan, limits) / 4 } else { 0 })?,
+        sums: scratch("sums of products", if is_wide { wide::most_sums(plan, limits) / 4 } else { 0 })?,
     };
     let mut ropes = Vec::with_capacity(plan.ropes.len());
     for decl in plan.ropes_for(limits.max_positions) {
@@ -394,6 +396,7 @@ pub fn footprint(cuda: &Cuda, plan: &Plan, limits: Limits) -> Footprint {
     sum.add(Part::Scratch, attention.max().unwrap_or(0));
     // Devices without these kernels need none of it.
     sum.add(Part::Scratch, wide::most_packed(plan, limits));
+    sum.add(Part::Scratch, wide::most_sums(plan, limits));
     sum.add(Part::Scratch, batch::scratch(plan, limits).iter().sum());
     sum.add(Part::Scratch, delta::bytes(plan, limits));
     let slots = cuda.slots(plan, &split);
@@ -452,13 +455,11 @@ impl Needs {
                         let row = node.n_head * (node.cache.d_v + 2);
                         needs.partial = needs.partial.max(n_tokens.saturating_mul(n_splits).saturating_mul(row));
                     }
-                }
-                Node::Attend(node) => {
-                    for n_tokens in 1..=limits.max_tokens.min(batch::MAX_ROWS) {
-                        let n_splits = node.splits(n_tokens, most_pages.max(ATTEND_PAGES * MAX_SPLITS), sms);
-                        needs.partial = needs.partial.max(node.partial(n_tokens, n_splits));
+                    if let Some(node) = node.singles() {
+                        needs.attend(&node, limits, sms);
                     }
                 }
+                Node::Attend(node) => needs.attend(node, limits, sms),
                 Node::Experts(node) | Node::HostExperts(HostNode { experts: node, .. }) => {
                     needs.n_expert = needs.n_expert.max(node.n_expert);
                     let rows = node.x.rows.count(limits.max_tokens, limits.max_outputs);
@@ -471,6 +472,14 @@ impl Needs {
             }
         }
         needs
+    }
+
+    /// For the splits of single tokens.
+    fn attend(&mut self, node: &AttendNode, limits: Limits, sms: usize) {
+        let most_pages = limits.max_positions.div_ceil(PAGE).max(ATTEND_PAGES * MAX_SPLITS);
+        for n_tokens in 1..=limits.max_tokens.min(batch::MAX_ROWS) {
+            self.partial = self.partial.max(node.partial(n_tokens, node.splits(n_tokens, most_pages, sms)));
+        }
     }
 }
 

@@ -44,8 +44,9 @@ impl Run {
             Node::HeadNorm { x, w, eps, d_head, gate: 0 } if self.eps.is_none_or(|known| known == eps) => {
                 let fits = self.part(x, x.width / d_head, d_head, |part| {
                     let is_first = !part.is_normed && !part.is_rotated && part.cache == 0;
-                    part.is_normed |= is_first;
-                    part.w = w;
+                    if is_first {
+                        (part.is_normed, part.w) = (true, w);
+                    }
                     is_first
                 });
                 if fits {
@@ -180,6 +181,16 @@ mod tests {
             assert_eq!((of(q).cache, of(k).cache, of(v).cache), (0, 100, 200));
             assert!(of(q).is_rotated && of(k).is_rotated && !of(v).is_rotated);
         }
+    }
+
+    /// As Hunyuan-A13B has them: a norm after the rope begins another run, and leaves nothing in the first.
+    #[test]
+    fn norms_may_follow_ropes() {
+        let (q, k) = (view(1, 16), view(2, 8));
+        let fused = fuse(vec![rope(q), rope(k), norm(q), norm(k), append(k, 3)], 9);
+        let [Node::Qkv(first), Node::Qkv(second)] = fused.as_slice() else { panic!("{fused:?}") };
+        assert!(first.parts.iter().all(|part| part.is_rotated && !part.is_normed && part.w == 0));
+        assert!(second.parts[..2].iter().all(|part| !part.is_rotated && part.is_normed && part.w == 7));
     }
 
     #[test]

@@ -132,6 +132,7 @@ impl<'a> Outline<'a> {
             is_traced: false,
             early: self.card.arch >= 90,
             n_launches: 0,
+            normed: None,
         };
         let failed = |e: super::driver::DriverError| CompileError::Start { what: "a step".into(), why: e.to_string() };
         let take = || {

@@ -339,6 +339,7 @@ impl CudaProgram {
             is_traced: self.is_traced,
             early: self.early,
             n_launches: 0,
+            normed: None,
         }
     }
 

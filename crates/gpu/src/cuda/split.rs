@@ -165,6 +165,11 @@ impl Split {
         self.layers.iter().filter(|layer| layer.is_host)
     }
 
+    /// How many layers before this one are in host memory. Several ops may compute experts of one layer.
+    pub fn hosts_before(&self, layer: usize) -> usize {
+        self.layers[..layer].iter().filter(|layer| layer.is_host).count()
+    }
+
     /// Bytes of the device's memory for the experts of a layer on their way: of the largest, of all layers where single
     /// experts may have slots.
     pub fn stage_bytes(&self, has_slots: bool) -> usize {

@@ -4,18 +4,20 @@
 use model::plan::{Op, Plan};
 use quant::WeightType;
 
+use super::batch::Order;
 use super::launch::Launch;
 use super::matmul::unit;
 use backend::Limits;
 
 /// Number of rows from which a product takes these kernels, where the device has them.
-pub const FROM: usize = 65;
+pub const FROM: usize = 33;
 /// Rows of a block of weights, half of them gate's in gated products.
 const ROWS: usize = 128;
 /// Blocks that a multiprocessor holds.
 const RESIDENT: usize = 2;
-/// Chunks of activations in shared memory.
-const STAGES: usize = 6;
+/// Chunks of activations in shared memory, of tiles of any width and of narrow ones.
+const RING: usize = 6;
+const NARROW_RING: usize = 12;
 
 /// Whether devices of this compute capability have the instructions. Hopper's are in no other architecture.
 pub fn fits(arch: u32) -> bool {
@@ -34,6 +36,11 @@ fn cols(w: WeightType) -> usize {
         _ if unit(w) == 64 => 64,
         _ => 128,
     }
+}
+
+/// Bytes of shared memory of a block whose tiles have up to `cols` columns, for `ring` chunks in pieces of `each`.
+fn shared(w: WeightType, each: usize, cols: usize, ring: usize) -> u32 {
+    ((ring / each).max(2) * each * cols * 128 * panels(w) + 1024 + 256) as u32
 }
 
 /// Bytes of the packed activations of `rows` rows of `k`, and what the last tile reads behind them.
@@ -62,38 +69,94 @@ pub fn most_packed(plan: &Plan, limits: Limits) -> usize {
     if limits.max_tokens < FROM { 0 } else { plan.ops.iter().map(of_op).max().unwrap_or(0) }
 }
 
-/// The two launches of a product, and the width of its tiles.
+/// The launches of a product, and the width of its tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wide {
     pub pack: Launch,
     pub product: Launch,
+    /// Adds the sums of the shares of k, where there are several.
+    pub sum: Option<Launch>,
     pub n_groups: u32,
     pub width: u32,
 }
 
 fn wide(w: WeightType, entries: [&'static str; 2], rows: usize, width: usize, grid: [usize; 2]) -> Wide {
     let n_groups = rows.div_ceil(8) as u32;
-    let shared = STAGES * cols(w) * 128 * panels(w) + 1024 + 256;
+    let shared = shared(w, (unit(w) / 16).min(2), cols(w), RING);
     let [x, y] = grid.map(|n| n as u32);
     Wide {
-        pack: Launch { entry: entries[0], grid: [n_groups, 1, 1], block: 256, shared: 0 },
-        product: Launch { entry: entries[1], grid: [x, y, 1], block: 256, shared: shared as u32 },
+        // Of few groups several blocks share the numbers of a row.
+        pack: Launch { entry: entries[0], grid: [n_groups, (256 / n_groups).clamp(1, 4), 1], block: 256, shared: 0 },
+        product: Launch { entry: entries[1], grid: [x, y, 1], block: 256, shared },
+        sum: None,
         n_groups,
         width: width as u32,
     }
 }
 
-/// `linear` or `gated_linear` of `rows` rows with `n` rows of weights, those of gate and up together.
-pub fn dense(w: WeightType, entries: [&'static str; 2], rows: usize, n: usize, sms: usize) -> Wide {
-    let row_blocks = n.div_ceil(ROWS);
-    // Unpacking a block's weights takes as long as multiplying them with some 48 columns; all blocks of a wave take as
-    // long as the slowest.
-    let time = |width: usize| {
-        let blocks = row_blocks * rows.div_ceil(width);
-        blocks.div_ceil((sms * RESIDENT).max(1)) * (width + 48)
+/// Most shares of k that blocks take of a product, and most numbers of their sums together: 32 MB.
+const MAX_SHARES: usize = 16;
+const MOST_SUMS: usize = 8 << 20;
+
+/// Bytes of the sums of shares, of the op of a plan that has most.
+pub fn most_sums(plan: &Plan, limits: Limits) -> usize {
+    let of_op = |op: &Op| match *op {
+        Op::Linear { x, ref parts } => {
+            let rows = plan.buf(x).rows.count(limits.max_tokens, limits.max_outputs.min(limits.max_tokens));
+            let n: usize = parts.iter().map(|part| plan.buf(part.out).width).sum();
+            rows.saturating_mul(n).saturating_mul(MAX_SHARES).min(MOST_SUMS)
+        }
+        _ => 0,
     };
-    let width = (1..=cols(w) / 16).rev().map(|n| 16 * n).min_by_key(|&width| time(width)).unwrap_or(16);
-    wide(w, entries, rows, width, [row_blocks, rows.div_ceil(width)])
+    if limits.max_tokens < FROM { 0 } else { 4 * plan.ops.iter().map(of_op).max().unwrap_or(0) }
+}
+
+/// A product of `rows` rows of `k` numbers with `n` rows of weights.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub rows: usize,
+    pub k: usize,
+    pub n: usize,
+}
+
+impl Shape {
+    /// Cycles that a product takes with tiles of `width` columns and N shares of k: blocks go in waves, alone on a
+    /// multiprocessor or two together. Fitted to an H200: unpacking takes most of a chunk's time.
+    fn cycles(&self, w: WeightType, sms: usize, width: usize, shares: usize) -> usize {
+        let Shape { rows, k, n } = *self;
+        let (unpacking, products) = match unit(w) {
+            _ if w == WeightType::F32 => (2300, 3),
+            64 => (1900, 1),
+            _ => (1275, 1),
+        };
+        let chunks = k.div_ceil(4 * unit(w)).div_ceil(shares) * unit(w) / 16;
+        let blocks = n.div_ceil(ROWS) * rows.div_ceil(width) * shares;
+        let chunk = unpacking + 5 * width * products;
+        let chunk = if blocks <= sms { chunk * 3 / 5 } else { chunk };
+        let waves = blocks.div_ceil((sms * RESIDENT).max(1));
+        // Sums are written and read at some 2,500 bytes a cycle, by a launch more.
+        let sums = if shares > 1 { 3500 + 8 * shares * rows * n / 2500 } else { 0 };
+        waves * (chunks * chunk + 5000) + sums
+    }
+}
+
+/// `linear` or `gated_linear`, of which the rows of gate and up are counted together and k is not shared.
+pub fn dense(w: WeightType, entries: [&'static str; 2], shape: Shape, is_gated: bool, sms: usize) -> Wide {
+    let Shape { rows, k, n } = shape;
+    let most = k.div_ceil(4 * unit(w)).min(MOST_SUMS / (rows * n).max(1)).clamp(1, MAX_SHARES);
+    let shares = [1, 2, 3, 4, 6, 8, 12, 16].into_iter().filter(|&shares| shares == 1 || shares <= most && !is_gated);
+    let widths = (1..=cols(w) / 16).rev().map(|i| 16 * i);
+    let all = widths.flat_map(|width| shares.clone().map(move |shares| (width, shares)));
+    let (width, shares) = all.min_by_key(|&(width, shares)| shape.cycles(w, sms, width, shares)).unwrap_or((16, 1));
+    let of = wide(w, entries, rows, width, [n.div_ceil(ROWS), rows.div_ceil(width)]);
+    let [x, y, _] = of.product.grid;
+    let grid = [n.div_ceil(256) as u32, rows as u32, 1];
+    let sum = Launch { entry: "linear_wide_sum", grid, block: 256, shared: 0 };
+    // Few blocks take all registers of a multiprocessor each.
+    let is_alone = !is_gated && (x * y) as usize * shares <= sms;
+    let entry = if is_alone { "linear_wide_alone" } else { of.product.entry };
+    let product = Launch { entry, grid: [x, y, shares as u32], ..of.product };
+    Wide { product, sum: Some(sum).filter(|_| shares > 1), ..of }
 }
 
 /// Stages of `wide_queue.h`, whose tiles are wider.
@@ -112,13 +175,18 @@ fn queue_cols(w: WeightType) -> usize {
 /// begins up to 7 pairs early.
 const NARROW: usize = 32;
 const MOST_NARROW: usize = 20;
+/// The same of middle tiles.
+const MIDDLE: usize = 64;
+const MIDDLE_RING: usize = 8;
+const MOST_MIDDLE: usize = 52;
 
 /// `experts` over `pairs` pairs with `n` rows of weights an expert, of gate and of up where it is gated.
 /// Alternating tiles (`wide_queue.h`) pay where experts have more pairs than a tile, narrow ones where they have few.
 pub fn experts(w: WeightType, is_gated: bool, pairs: usize, n_expert: usize, n: usize, sms: usize) -> Wide {
-    let (pack, [narrow, product, queue], n) = match is_gated {
-        true => ("experts_pack", ["experts_gated_narrow", "experts_gated_wide", "experts_gated_queue"], 2 * n),
-        false => ("experts_pack", ["experts_narrow", "experts_wide", "experts_queue"], n),
+    let pack = "experts_pack";
+    let ([narrow, middle, product, queue], n) = match is_gated {
+        true => (["experts_gated_narrow", "experts_gated_middle", "experts_gated_wide", "experts_gated_queue"], 2 * n),
+        false => (["experts_narrow", "experts_middle", "experts_wide", "experts_queue"], n),
     };
     let width = cols(w);
     if pairs > n_expert * width * 3 / 4 {
@@ -129,10 +197,14 @@ pub fn experts(w: WeightType, is_gated: bool, pairs: usize, n_expert: usize, n: 
     // A tile for each expert, and as many more as there can be, where each expert's begins up to 7 pairs early; those
     // that find no pairs leave.
     let grid = |width: usize| [n.div_ceil(ROWS), (pairs + 7 * n_expert.min(pairs)) / width + n_expert];
-    if pairs <= MOST_NARROW * n_expert {
-        let of = wide(w, [pack, narrow], pairs, NARROW, grid(NARROW));
-        let shared = (STAGES * NARROW * 128 * panels(w) + 1024 + 256) as u32;
-        return Wide { product: Launch { shared, ..of.product }, ..of };
+    for (most, cols, ring, product) in
+        [(MOST_NARROW, NARROW, NARROW_RING, narrow), (MOST_MIDDLE, MIDDLE, MIDDLE_RING, middle)]
+    {
+        if pairs <= most * n_expert && cols < width {
+            let of = wide(w, ["experts_narrow_pack", product], pairs, cols, grid(cols));
+            let shared = shared(w, Order::of(w).runs, cols, ring);
+            return Wide { product: Launch { shared, ..of.product }, ..of };
+        }
     }
     wide(w, [pack, product], pairs, width, grid(width))
 }
@@ -145,19 +217,28 @@ mod tests {
     #[test]
     fn geometry() {
         let names = ["linear_pack", "linear_wide"];
+        let shape = |rows, k, n| Shape { rows, k, n };
         let of = |wide: Wide| (wide.product.grid, wide.width, wide.product.shared);
-        assert_eq!(of(dense(WeightType::Q4_K, names, 2048, 5120, 132)), ([40, 19, 1], 112, 99584));
-        assert_eq!(of(dense(WeightType::Q4_K, names, 512, 5120, 132)), ([40, 6, 1], 96, 99584));
-        assert_eq!(of(dense(WeightType::F32, names, 2048, 128, 132)), ([1, 128, 1], 16, 75008));
+        assert_eq!(of(dense(WeightType::Q4_K, names, shape(2048, 2048, 5120), false, 132)), ([40, 19, 1], 112, 99584));
+        assert_eq!(of(dense(WeightType::Q4_K, names, shape(512, 2048, 5120), false, 132)), ([40, 6, 1], 96, 99584));
+        assert_eq!(of(dense(WeightType::F32, names, shape(2048, 2048, 128), false, 132)), ([1, 43, 3], 48, 75008));
+        // Few blocks share k, and have a multiprocessor each.
+        let few = dense(WeightType::Q4_K, names, shape(256, 4096, 2048), false, 132);
+        assert_eq!((few.product.entry, of(few)), ("linear_wide_alone", ([16, 2, 4], 128, 99584)));
+        assert_eq!(few.sum.map(|sum| sum.grid), Some([8, 256, 1]));
         let experts = |w, pairs| experts(w, false, pairs, 128, 2048, 132);
         let narrow = experts(WeightType::Q4_K, 2048);
-        assert_eq!((narrow.product.entry, of(narrow)), ("experts_narrow", ([16, 220, 1], 32, 25856)));
-        assert_eq!(of(experts(WeightType::Q6_K, 4096)), ([16, 206, 1], 64, 50432));
+        assert_eq!((narrow.product.entry, of(narrow)), ("experts_narrow", ([16, 220, 1], 32, 50432)));
+        let middle = experts(WeightType::Q4_K, 4096);
+        assert_eq!((middle.product.entry, of(middle)), ("experts_middle", ([16, 206, 1], 64, 66816)));
+        // Its tiles have no more than 64 columns.
+        let wide = experts(WeightType::Q6_K, 4096);
+        assert_eq!((wide.product.entry, of(wide)), ("experts_wide", ([16, 206, 1], 64, 50432)));
         assert_eq!(of(experts(WeightType::Q6_K, 16384)), ([132, 1, 1], 128, 149252));
         let queue = experts(WeightType::Q4_K, 16384).product;
         assert_eq!((queue.entry, queue.block, queue.shared), ("experts_queue", 384, 186116));
-        let pack = dense(WeightType::Q6_K, ["linear_pack", "linear_wide"], 65, 1, 132).pack;
-        assert_eq!((pack.entry, pack.grid), ("linear_pack", [9, 1, 1]));
+        let pack = dense(WeightType::Q6_K, names, shape(65, 256, 1), false, 132).pack;
+        assert_eq!((pack.entry, pack.grid), ("linear_pack", [9, 4, 1]));
         // Chunks of 64 numbers in whole steps: 704 numbers of Q5_0 are 12, of 32 in a unit.
         assert_eq!(packed_bytes(WeightType::Q5_0, 9, 704), (12 * 2 + 16) << 10);
         assert_eq!(packed_bytes(WeightType::F32, 8, 37), (2 + 16) << 10);

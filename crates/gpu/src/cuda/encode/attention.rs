@@ -38,7 +38,14 @@ impl Encoder<'_> {
             let grid = [n_prompt / tile.tokens + prompts, node.cache.n_kv, tile.heads].map(|n| n as u32);
             let (block, shared) = (tile.block as u32, tile.shared as u32);
             self.run(node.module, Launch { entry: "attention_tile", grid, block, shared }, &args)?;
-            return if singles == 0 { Ok(()) } else { self.attention_rows(node, singles, singles) };
+            return match node.singles().filter(|_| node.singles.is_some_and(|of| singles <= of.most)) {
+                _ if singles == 0 => Ok(()),
+                Some(attend) => {
+                    let n_splits = attend.splits(singles, self.most_pages, self.sms);
+                    self.attend_rows(&attend, singles, n_splits, false, true)
+                }
+                None => self.attention_rows(node, singles, singles),
+            };
         }
         self.attention_rows(node, n_tokens, 0)
     }

@@ -116,6 +116,7 @@ impl Encoder<'_> {
         orders: &[Order],
     ) -> Result<[args::Batched; 2], DriverError> {
         let BatchScratch { x: first, x_bytes, .. } = self.scratch.batch;
+        self.normed = None;
         let mut columns = [args::Batched::default(); 2];
         let mut to = [args::PackTo::default(); 2];
         let mut n = 0;
@@ -153,7 +154,15 @@ impl Encoder<'_> {
         rows: usize,
         k: usize,
     ) -> Result<Ptr, DriverError> {
-        if prologue.kind == 0 { Ok(x) } else { self.unfold(x, prologue, rows, k) }
+        if prologue.kind == 0 {
+            return Ok(x);
+        }
+        if self.normed == Some((x, prologue.w)) {
+            return Ok(self.scratch.batch.x);
+        }
+        let out = self.unfold(x, prologue, rows, k)?;
+        self.normed = (prologue.kind == few::NORMED).then_some((x, prologue.w));
+        Ok(out)
     }
 
     /// Products of 9 rows and more with matrices of up to two types, after a norm or a gate.
@@ -168,15 +177,13 @@ impl Encoder<'_> {
         let groups: Vec<&[Part]> = groups.into_iter().filter(|parts| !parts.is_empty()).collect();
         let k = groups[0][0].w.k;
         let sms = self.sms;
-        let n_all = groups.iter().flat_map(|parts| parts.iter()).map(|part| part.w.n).sum();
-        if batch::is_wide(rows, n_all) || groups.iter().any(|parts| parts[0].w.batch.is_none()) {
+        let is_wide = rows >= wide::FROM && groups.iter().all(|parts| parts[0].w.wide.is_some());
+        if is_wide || rows > *batch::ROWS.end() || groups.iter().any(|parts| parts[0].w.batch.is_none()) {
             let x = View { ptr: self.after_prologue(x.ptr, prologue, rows, k)?, ..*x };
             for parts in groups {
                 let (w, (args, n)) = (parts[0].w, linear_args(&x, rows, parts));
                 let args = args::Linear { add: u32::from(add), ..args };
-                if let Some(module) = w.wide.filter(|_| rows >= wide::FROM) {
-                    let wide = wide::dense(w.dtype, ["linear_pack", "linear_wide"], rows, n.iter().sum(), sms);
-                    self.wide(module, wide, |wide| args::WideLinear { op: args, wide })?;
+                if self.linear_wide(w, args, n.iter().sum())? {
                     continue;
                 }
                 self.run(w.module, matmul::linear(w.dtype, rows, k, &n[..parts.len()], sms), &args)?;
@@ -212,7 +219,8 @@ impl Encoder<'_> {
 
     /// A router's product and its choice.
     pub fn router_batch(&mut self, node: &RouterNode, rows: usize) -> Result<(), DriverError> {
-        if let Some(module) = node.logits {
+        let is_wide = rows >= wide::FROM && node.parts[0].w.wide.is_some();
+        if let Some(module) = node.logits.filter(|_| !is_wide) {
             let (linear, n) = linear_args(&node.x, rows, &node.parts);
             let linear = args::Linear { prologue: node.prologue, ..linear };
             let route = self.route_args(&node.route);
@@ -258,7 +266,7 @@ impl Encoder<'_> {
         self.run(module, launch, &args)
     }
 
-    /// Whether experts of a step of more than 64 rows take the kernels of `wide.rs`.
+    /// Whether experts take the kernels of `wide.rs`.
     fn has_wide_experts(&self, of: &ExpertsNode, rows: usize) -> bool {
         let is_wide = rows >= wide::FROM && of.gate.wide.is_some() && of.down.wide.is_some();
         is_wide && batch::has_wide_experts(rows * of.n_used, of.n_expert)
@@ -393,7 +401,7 @@ impl Encoder<'_> {
 
     /// The three products of the chosen experts, where they have these kernels.
     pub fn experts_batch(&mut self, node: &ExpertsNode, rows: usize) -> Result<bool, DriverError> {
-        if !Self::is_batch(rows) || has_experts(node).is_none() {
+        if !Self::is_batch(rows) || has_experts(node).is_none() || self.has_wide_experts(node, rows) {
             return Ok(false);
         }
         let prologue = args::Prologue::default();

@@ -96,12 +96,24 @@ impl Encoder<'_> {
     pub(super) fn attend(&mut self, node: &AttendNode) -> Result<(), DriverError> {
         let n_tokens = self.counts.tokens;
         let (node, is_short) = &node.sized(n_tokens, self.most_pages, self.sms);
-        let AttentionNode { cache, sinks, out, window, scale, softcap, .. } = node.attention;
         let mut n_splits = node.splits(n_tokens, self.most_pages, self.sms);
         if *is_short && node.heads == 1 {
             // A block of one head takes eight pages in less time than two and a merge.
             n_splits = n_splits.min(self.most_pages.div_ceil(2 * ATTEND_PAGES));
         }
+        self.attend_rows(node, n_tokens, n_splits, *is_short, false)
+    }
+
+    /// Attention of `n_tokens` single tokens; `singles`: they are alongside prompts.
+    pub(super) fn attend_rows(
+        &mut self,
+        node: &AttendNode,
+        n_tokens: usize,
+        n_splits: usize,
+        is_short: bool,
+        singles: bool,
+    ) -> Result<(), DriverError> {
+        let AttentionNode { cache, sinks, out, window, scale, softcap, .. } = node.attention;
         let [workers, stages, bytes] = node.staged(n_tokens, self.most_pages, n_splits, [self.sms, self.max_shared]);
         // One block would take longer than a launch.
         let merges = n_splits > 4;
@@ -134,9 +146,11 @@ impl Encoder<'_> {
             workers: workers as u32,
             stages: stages as u32,
             columns: self.columns(node.columns, n_tokens).map_or(0, |packed| packed.of),
+            singles: u32::from(singles),
+            reserved: 0,
         };
         let grid = [(n_tokens * node.tiles() * cache.n_kv * n_splits) as u32, 1, 1];
-        let launch = if *is_short {
+        let launch = if is_short {
             Launch { entry: "attend", grid, block: 256, shared: 0 }
         } else {
             Launch { entry: "attend_long", grid, block: 256, shared: bytes as u32 }

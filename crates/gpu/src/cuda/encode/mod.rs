@@ -93,8 +93,9 @@ pub struct Scratch {
     pub partial: Ptr,
     pub first: Ptr,
     pub pairs: Ptr,
-    /// Activations of a product of many rows.
+    /// Activations of a product of many rows, and sums of shares of k.
     pub packed: Ptr,
+    pub sums: Ptr,
     /// Numbers of eight bytes that are zero at the beginning of a step, and how many.
     pub zeroed: (Ptr, usize),
     pub batch: BatchScratch,
@@ -125,6 +126,8 @@ pub struct Encoder<'a> {
     pub early: bool,
     /// Launches so far.
     pub n_launches: usize,
+    /// Rows of x after a norm by its weights, which the node before has left in scratch.
+    pub normed: Option<(Ptr, Ptr)>,
 }
 
 impl Encoder<'_> {
@@ -186,6 +189,10 @@ impl Encoder<'_> {
 
     /// Queues a node.
     pub fn node(&mut self, node: &Node) -> Result<(), DriverError> {
+        // Experts read the rows that their router has normed.
+        if !matches!(node, Node::ExpertsUp(_)) {
+            self.normed = None;
+        }
         match *node {
             Node::Embed { table, scale, out } => {
                 let rows = self.rows(&out);
@@ -412,30 +419,45 @@ impl Encoder<'_> {
         self.run(Modules::COMBINE, launch, args)
     }
 
-    /// The two launches of a product of many rows.
+    /// The launches of a product of many rows.
     fn wide<A>(
         &mut self,
         module: ModuleId,
         wide: Wide,
         args: impl FnOnce(args::Packed) -> A,
     ) -> Result<(), DriverError> {
-        let Wide { pack, product, n_groups, width } = wide;
+        let Wide { pack, product, sum, n_groups, width } = wide;
         let args = args(args::Packed { packed: self.scratch.packed, n_groups, width });
         self.run(module, pack, &args)?;
-        self.run(module, product, &args)
+        self.run(module, product, &args)?;
+        sum.map_or(Ok(()), |sum| self.run(module, sum, &args))
+    }
+
+    /// `linear` of many rows, where its weights have these kernels; false where they do not.
+    fn linear_wide(&mut self, w: Mat, op: args::Linear, n: usize) -> Result<bool, DriverError> {
+        let rows = op.rows as usize;
+        let Some(module) = w.wide.filter(|_| rows >= wide::FROM) else { return Ok(false) };
+        let shape = wide::Shape { rows, k: w.k, n };
+        let wide = wide::dense(w.dtype, ["linear_pack", "linear_wide"], shape, false, self.sms);
+        let (sums, n_shares) = (self.scratch.sums, wide.product.grid[2]);
+        self.wide(module, wide, |wide| args::WideLinear { op, wide, sums, n_shares, reserved: 0 })?;
+        Ok(true)
     }
 
     /// Gate, up and activation; of steps of few rows from `from` rows on with the kernels for more.
     fn gated_linear(&mut self, gate: Mat, args: args::GatedLinear, from: usize) -> Result<(), DriverError> {
         let (rows, sms) = (args.rows as usize, self.sms);
-        if let Some(module) = gate.batch.filter(|_| Self::is_batch(rows) || self.is_few_batch(rows, from)) {
+        let wide = gate.wide.filter(|_| rows >= wide::FROM);
+        let is_batch = wide.is_none() && Self::is_batch(rows) || self.is_few_batch(rows, from);
+        if let Some(module) = gate.batch.filter(|_| is_batch) {
             return self.gated_linear_batch(module, gate, args);
         }
-        if let Some(module) = gate.wide.filter(|_| rows >= wide::FROM) {
+        if let Some(module) = wide {
             let x = self.after_prologue(args.x, args.prologue, rows, gate.k)?;
             let args = args::GatedLinear { x, prologue: args::Prologue::default(), ..args };
             let entries = ["gated_linear_pack", "gated_linear_wide"];
-            let wide = wide::dense(gate.dtype, entries, rows, 2 * gate.n, sms);
+            let shape = wide::Shape { rows, k: gate.k, n: 2 * gate.n };
+            let wide = wide::dense(gate.dtype, entries, shape, true, sms);
             return self.wide(module, wide, |wide| args::WideGatedLinear { op: args, wide });
         }
         let launch = |rows| matmul::gated_linear(gate.dtype, rows, gate.k, gate.n, sms);
@@ -444,14 +466,14 @@ impl Encoder<'_> {
 
     fn linear(&mut self, x: &View, rows: usize, parts: &[Part]) -> Result<(), DriverError> {
         let w = parts[0].w;
-        if w.batch.is_some() && Self::is_batch(rows) {
+        let is_wide = w.wide.is_some() && rows >= wide::FROM;
+        if w.batch.is_some() && Self::is_batch(rows) && !is_wide {
             return self.linear_batch(x, rows, [parts, &[]], args::Prologue::default(), false);
         }
         let (args, n) = linear_args(x, rows, parts);
         let sms = self.sms;
-        if let Some(module) = w.wide.filter(|_| rows >= wide::FROM) {
-            let wide = wide::dense(w.dtype, ["linear_pack", "linear_wide"], rows, n.iter().sum(), sms);
-            return self.wide(module, wide, |wide| args::WideLinear { op: args, wide });
+        if self.linear_wide(w, args, n.iter().sum())? {
+            return Ok(());
         }
         self.run_some(rows, w.module, |rows| matmul::linear(w.dtype, rows, w.k, &n[..parts.len()], sms), &args)
     }

@@ -5,9 +5,32 @@ use model::plan::{GateFactor, Op, Rows};
 use super::super::args::Prologue;
 use super::super::driver::Ptr;
 use super::super::fuse::qkv_of;
-use super::super::nodes::{AttendNode, AttentionNode, Node, QkvPartNode, View};
+use super::super::nodes::{AttendNode, AttentionNode, CacheView, Modules, Node, QkvPartNode, Singles, View};
 use super::super::sources::{self, Key};
-use super::{Few, Source, Strided};
+use super::{Few, Room, Source, Strided};
+
+/// Whether the kernels of attention for single tokens take these dimensions.
+fn fits(node: &AttentionNode, is_f16: bool) -> bool {
+    let CacheView { d_k, d_v, v, .. } = node.cache;
+    is_f16 && v != 0 && !node.v_in_k && d_v == d_k && matches!(d_k, 64 | 128 | 256)
+}
+
+/// Query heads of a block of `attend_long`.
+fn heads_of_block(node: &AttentionNode) -> usize {
+    (node.n_head / node.cache.n_kv).next_power_of_two().min(8)
+}
+
+/// Gives attention of a list for prompts the kernel for single tokens, for those alongside them.
+pub fn attend_singles(nodes: &mut [Node], modules: &mut Modules, room: &Room, is_f16: bool) {
+    for node in nodes {
+        let Node::Attention(node) = node else { continue };
+        if fits(node, is_f16) {
+            let (d, heads) = (node.cache.d_k, heads_of_block(node));
+            let module = modules.id(Key::attend(sources::ATTEND_LONG, d, heads));
+            node.singles = Some(Singles { module, heads, counters: room.counters + 4, most: room.rows });
+        }
+    }
+}
 
 impl Few<'_> {
     /// Head norms, ropes, append and attention behind the product of op `i`. Returns the next op.
@@ -21,7 +44,7 @@ impl Few<'_> {
         };
         let AttentionNode { cache, q: q_view, n_head, .. } = node;
         let d = cache.d_k;
-        let fits = self.is_f16 && cache.v != 0 && !node.v_in_k && cache.d_v == d && matches!(d, 64 | 128 | 256);
+        let fits = fits(&node, self.is_f16);
         let moves = self.readers(out, end).iter().all(|&j| {
             matches!(ops[j], Op::Linear { .. } | Op::Select { .. })
                 || matches!(ops[j], Op::GateBy { x, .. } if x == out)
@@ -96,8 +119,7 @@ impl Few<'_> {
                 self.out.push(node);
             }
         }
-        let group = n_head / cache.n_kv;
-        let heads = group.next_power_of_two().min(8);
+        let heads = heads_of_block(&node);
         let to = View { ptr: self.room.attended, rows: Rows::Tokens, width: n_head * d };
         let module = self.modules.id(Key::attend(sources::ATTEND_LONG, d, heads));
         let short = [1, heads.min(2)].map(|heads| (self.modules.id(Key::attend(sources::ATTEND, d, heads)), heads));

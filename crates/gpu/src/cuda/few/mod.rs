@@ -20,6 +20,7 @@ use std::collections::{HashMap, HashSet};
 
 use model::plan::{Buf, GateFactor, Op, Plan};
 
+pub use self::attend::attend_singles;
 pub use self::delta::{DeltaRoom, join_rules};
 use self::pattern::{Moe, Post};
 use super::args::{LogitSums, Prologue};
@@ -37,7 +38,7 @@ const MAX_POST: usize = 8192;
 /// Numbers of a block of `combine_sum`.
 pub const SUM_THREADS: usize = 256;
 
-const NORMED: u32 = 1;
+pub const NORMED: u32 = 1;
 const GATED: u32 = 2;
 const GATED_NORM: u32 = 3;
 

@@ -3,7 +3,7 @@
 use model::plan::CacheDecl;
 
 use super::super::driver::Ptr;
-use super::{CacheView, ModuleId, View};
+use super::{AttendNode, CacheView, ModuleId, View};
 use backend::PAGE;
 
 /// Heads of q, k or v: what is done to them, in the order of the fields.
@@ -51,12 +51,45 @@ pub struct AttentionNode {
     /// As [`crate::window_word`] has it.
     pub window: usize,
     pub softcap: f32,
+    /// For single tokens alongside prompts.
+    pub singles: Option<Singles>,
+}
+
+/// `attend_long` of single tokens whose keys and values are in the cache.
+#[derive(Clone, Copy, Debug)]
+pub struct Singles {
+    pub module: ModuleId,
+    /// Query heads of a block.
+    pub heads: usize,
+    pub counters: Ptr,
+    /// Maximum number of tokens.
+    pub most: usize,
 }
 
 impl AttentionNode {
     /// Tiles of heads of a key-value head.
     pub fn tiles(&self) -> usize {
         (self.n_head / self.cache.n_kv).div_ceil(self.heads)
+    }
+
+    /// How single tokens alongside prompts are computed, where they have such a kernel.
+    pub fn singles(&self) -> Option<AttendNode> {
+        let Singles { module, heads, counters, .. } = self.singles?;
+        let (x, n_head, d_head) = (self.q, self.n_head, self.cache.d_k);
+        let q = QkvPartNode { x, n_head, d_head, is_normed: false, w: 0, is_rotated: false, cache: 0 };
+        Some(AttendNode {
+            module,
+            heads,
+            short: [(module, heads); 2],
+            // Keys and values are read from the cache.
+            parts: [q; 3],
+            q_stride: d_head,
+            rope: None,
+            eps: 0.0,
+            attention: *self,
+            counters,
+            columns: None,
+        })
     }
 
     /// Shares that the pages of a sequence are split into: as many as fill the device twice, and no more than pages.

@@ -40,7 +40,6 @@ pub struct Lower<'a, 'w> {
     pub split: &'a Split,
     /// Where their weights come in device memory.
     pub stage: Ptr,
-    pub n_hosts: usize,
     /// Where single experts may have slots.
     pub places: Option<SlotPlaces<'a>>,
 }
@@ -201,6 +200,7 @@ impl Lower<'_, '_> {
                     scale,
                     window: crate::window_word(window, chunked) as usize,
                     softcap: softcap.unwrap_or(0.0),
+                    singles: None,
                 })
             }
             Op::CausalConv { x, w, state, out } => {
@@ -274,12 +274,12 @@ impl Lower<'_, '_> {
                     hidden: self.view(hidden),
                     out: self.view(out),
                 };
-                if is_host {
-                    self.n_hosts += 1;
-                    let index = layer.filter(|_| self.places.is_some()).unwrap_or(self.n_hosts - 1);
-                    Node::HostExperts(HostNode { index, experts, hot: None })
-                } else {
-                    Node::Experts(experts)
+                match layer.filter(|_| is_host) {
+                    Some(layer) => {
+                        let index = if self.places.is_some() { layer } else { self.split.hosts_before(layer) };
+                        Node::HostExperts(HostNode { index, experts, hot: None })
+                    }
+                    None => Node::Experts(experts),
                 }
             }
             Op::Combine { x, add, y, weights, ref norm } => {
