@@ -249,6 +249,7 @@ pub fn lay<'a>(
         hidden: scratch("packed activations", hidden_bytes / 4)?,
         shared: scratch("scratch of products", shared_bytes / 4)?,
     };
+    let n_wide_sums = if is_wide { wide::most_sums(plan, limits, context.sms) / 4 } else { 0 };
     let scratch = Scratch {
         batch,
         zeroed,
@@ -257,7 +258,8 @@ pub fn lay<'a>(
         first: scratch("expert lists", needs.n_expert + 1)?,
         pairs: scratch("expert lists", needs.pairs)?,
         packed: scratch("packed activations", if is_wide { wide::most_packed(plan, limits) / 4 } else { 0 })?,
-        sums: scratch("sums of products", if is_wide { wide::most_sums(plan, limits) / 4 } else { 0 })?,
+        sums: scratch("sums of products", n_wide_sums)?,
+        n_sums: n_wide_sums,
     };
     let mut ropes = Vec::with_capacity(plan.ropes.len());
     for decl in plan.ropes_for(limits.max_positions) {
@@ -396,7 +398,7 @@ pub fn footprint(cuda: &Cuda, plan: &Plan, limits: Limits) -> Footprint {
     sum.add(Part::Scratch, attention.max().unwrap_or(0));
     // Devices without these kernels need none of it.
     sum.add(Part::Scratch, wide::most_packed(plan, limits));
-    sum.add(Part::Scratch, wide::most_sums(plan, limits));
+    sum.add(Part::Scratch, wide::most_sums(plan, limits, SMS));
     sum.add(Part::Scratch, batch::scratch(plan, limits).iter().sum());
     sum.add(Part::Scratch, delta::bytes(plan, limits));
     let slots = cuda.slots(plan, &split);

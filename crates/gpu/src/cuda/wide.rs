@@ -94,17 +94,20 @@ fn wide(w: WeightType, entries: [&'static str; 2], rows: usize, width: usize, gr
     }
 }
 
-/// Most shares of k that blocks take of a product, and most numbers of their sums together: 32 MB.
+/// Maximum number of shares of k that blocks take of a product.
 const MAX_SHARES: usize = 16;
-const MOST_SUMS: usize = 8 << 20;
 
-/// Bytes of the sums of shares, of the op of a plan that has most.
-pub fn most_sums(plan: &Plan, limits: Limits) -> usize {
+/// Bytes of the sums of shares, of the op of a plan that has most, on a device of N multiprocessors.
+pub fn most_sums(plan: &Plan, limits: Limits, sms: usize) -> usize {
     let of_op = |op: &Op| match *op {
         Op::Linear { x, ref parts } => {
             let rows = plan.buf(x).rows.count(limits.max_tokens, limits.max_outputs.min(limits.max_tokens));
-            let n: usize = parts.iter().map(|part| plan.buf(part.out).width).sum();
-            rows.saturating_mul(n).saturating_mul(MAX_SHARES).min(MOST_SUMS)
+            let n = parts.iter().map(|part| plan.buf(part.out).width).sum();
+            let shape = Shape { rows, k: plan.buf(x).width, n };
+            let shares = parts.iter().map(|part| shape.most_shares(plan.weight(part.w).dtype, sms)).max().unwrap_or(1);
+            // Blocks of one wave, with a tile each.
+            let wave = RESIDENT * sms * ROWS * 128;
+            if shares > 1 { rows.saturating_mul(n).saturating_mul(shares).min(wave) } else { 0 }
         }
         _ => 0,
     };
@@ -120,6 +123,12 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// Maximum number of shares of k: of a step each, where rows of weights alone do not fill half of the device.
+    fn most_shares(&self, w: WeightType, sms: usize) -> usize {
+        let blocks = self.n.div_ceil(ROWS).max(1);
+        if 2 * blocks > sms { 1 } else { self.k.div_ceil(4 * unit(w)).clamp(1, MAX_SHARES) }
+    }
+
     /// Cycles that a product takes with tiles of `width` columns and N shares of k: blocks go in waves, alone on a
     /// multiprocessor or two together. Fitted to an H200: unpacking takes most of a chunk's time.
     fn cycles(&self, w: WeightType, sms: usize, width: usize, shares: usize) -> usize {
@@ -140,20 +149,24 @@ impl Shape {
     }
 }
 
-/// `linear` or `gated_linear`, of which the rows of gate and up are counted together and k is not shared.
-pub fn dense(w: WeightType, entries: [&'static str; 2], shape: Shape, is_gated: bool, sms: usize) -> Wide {
-    let Shape { rows, k, n } = shape;
-    let most = k.div_ceil(4 * unit(w)).min(MOST_SUMS / (rows * n).max(1)).clamp(1, MAX_SHARES);
-    let shares = [1, 2, 3, 4, 6, 8, 12, 16].into_iter().filter(|&shares| shares == 1 || shares <= most && !is_gated);
+/// `linear` or `gated_linear`, of which the rows of gate and up are counted together, with room for N sums of shares of
+/// k: none where k is not shared.
+pub fn dense(w: WeightType, entries: [&'static str; 2], shape: Shape, room: usize, sms: usize) -> Wide {
+    let Shape { rows, n, .. } = shape;
+    let most = shape.most_shares(w, sms).min(room / (rows * n).max(1)).max(1);
+    let shares = [1, 2, 3, 4, 6, 8, 12, 16].into_iter().filter(|&shares| shares <= most);
     let widths = (1..=cols(w) / 16).rev().map(|i| 16 * i);
     let all = widths.flat_map(|width| shares.clone().map(move |shares| (width, shares)));
+    // Shares of a product are in one wave.
+    let blocks = |width: usize| n.div_ceil(ROWS) * rows.div_ceil(width);
+    let all = all.filter(|&(width, shares)| shares == 1 || blocks(width) * shares <= RESIDENT * sms);
     let (width, shares) = all.min_by_key(|&(width, shares)| shape.cycles(w, sms, width, shares)).unwrap_or((16, 1));
     let of = wide(w, entries, rows, width, [n.div_ceil(ROWS), rows.div_ceil(width)]);
     let [x, y, _] = of.product.grid;
     let grid = [n.div_ceil(256) as u32, rows as u32, 1];
     let sum = Launch { entry: "linear_wide_sum", grid, block: 256, shared: 0 };
     // Few blocks take all registers of a multiprocessor each.
-    let is_alone = !is_gated && (x * y) as usize * shares <= sms;
+    let is_alone = room > 0 && (x * y) as usize * shares <= sms;
     let entry = if is_alone { "linear_wide_alone" } else { of.product.entry };
     let product = Launch { entry, grid: [x, y, shares as u32], ..of.product };
     Wide { product, sum: Some(sum).filter(|_| shares > 1), ..of }
@@ -219,11 +232,14 @@ mod tests {
         let names = ["linear_pack", "linear_wide"];
         let shape = |rows, k, n| Shape { rows, k, n };
         let of = |wide: Wide| (wide.product.grid, wide.width, wide.product.shared);
-        assert_eq!(of(dense(WeightType::Q4_K, names, shape(2048, 2048, 5120), false, 132)), ([40, 19, 1], 112, 99584));
-        assert_eq!(of(dense(WeightType::Q4_K, names, shape(512, 2048, 5120), false, 132)), ([40, 6, 1], 96, 99584));
-        assert_eq!(of(dense(WeightType::F32, names, shape(2048, 2048, 128), false, 132)), ([1, 43, 3], 48, 75008));
+        assert_eq!(
+            of(dense(WeightType::Q4_K, names, shape(2048, 2048, 5120), 1 << 22, 132)),
+            ([40, 19, 1], 112, 99584)
+        );
+        assert_eq!(of(dense(WeightType::Q4_K, names, shape(512, 2048, 5120), 1 << 22, 132)), ([40, 6, 1], 96, 99584));
+        assert_eq!(of(dense(WeightType::F32, names, shape(2048, 2048, 128), 1 << 22, 132)), ([1, 43, 3], 48, 75008));
         // Few blocks share k, and have a multiprocessor each.
-        let few = dense(WeightType::Q4_K, names, shape(256, 4096, 2048), false, 132);
+        let few = dense(WeightType::Q4_K, names, shape(256, 4096, 2048), 1 << 22, 132);
         assert_eq!((few.product.entry, of(few)), ("linear_wide_alone", ([16, 2, 4], 128, 99584)));
         assert_eq!(few.sum.map(|sum| sum.grid), Some([8, 256, 1]));
         let experts = |w, pairs| experts(w, false, pairs, 128, 2048, 132);
@@ -237,7 +253,7 @@ mod tests {
         assert_eq!(of(experts(WeightType::Q6_K, 16384)), ([132, 1, 1], 128, 149252));
         let queue = experts(WeightType::Q4_K, 16384).product;
         assert_eq!((queue.entry, queue.block, queue.shared), ("experts_queue", 384, 186116));
-        let pack = dense(WeightType::Q6_K, names, shape(65, 256, 1), false, 132).pack;
+        let pack = dense(WeightType::Q6_K, names, shape(65, 256, 1), 1 << 22, 132).pack;
         assert_eq!((pack.entry, pack.grid), ("linear_pack", [9, 4, 1]));
         // Chunks of 64 numbers in whole steps: 704 numbers of Q5_0 are 12, of 32 in a unit.
         assert_eq!(packed_bytes(WeightType::Q5_0, 9, 704), (12 * 2 + 16) << 10);

@@ -96,6 +96,8 @@ pub struct Scratch {
     /// Activations of a product of many rows, and sums of shares of k.
     pub packed: Ptr,
     pub sums: Ptr,
+    /// How many sums there is room for.
+    pub n_sums: usize,
     /// Numbers of eight bytes that are zero at the beginning of a step, and how many.
     pub zeroed: (Ptr, usize),
     pub batch: BatchScratch,
@@ -438,7 +440,7 @@ impl Encoder<'_> {
         let rows = op.rows as usize;
         let Some(module) = w.wide.filter(|_| rows >= wide::FROM) else { return Ok(false) };
         let shape = wide::Shape { rows, k: w.k, n };
-        let wide = wide::dense(w.dtype, ["linear_pack", "linear_wide"], shape, false, self.sms);
+        let wide = wide::dense(w.dtype, ["linear_pack", "linear_wide"], shape, self.scratch.n_sums, self.sms);
         let (sums, n_shares) = (self.scratch.sums, wide.product.grid[2]);
         self.wide(module, wide, |wide| args::WideLinear { op, wide, sums, n_shares, reserved: 0 })?;
         Ok(true)
@@ -457,7 +459,7 @@ impl Encoder<'_> {
             let args = args::GatedLinear { x, prologue: args::Prologue::default(), ..args };
             let entries = ["gated_linear_pack", "gated_linear_wide"];
             let shape = wide::Shape { rows, k: gate.k, n: 2 * gate.n };
-            let wide = wide::dense(gate.dtype, entries, shape, true, sms);
+            let wide = wide::dense(gate.dtype, entries, shape, 0, sms);
             return self.wide(module, wide, |wide| args::WideGatedLinear { op: args, wide });
         }
         let launch = |rows| matmul::gated_linear(gate.dtype, rows, gate.k, gate.n, sms);
