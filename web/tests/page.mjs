@@ -943,6 +943,8 @@ const TESTS = {
     await page.keyboard.press("Alt+s");
     await page.locator("#system").fill("You are a pirate.");
     await page.locator("#system").blur();
+    // It is saved after the event.
+    await page.waitForTimeout(1000);
     await page.reload();
     await page.locator("#server").filter({ hasText: "·" }).waitFor();
     await page.keyboard.press("Alt+r");
