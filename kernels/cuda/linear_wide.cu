@@ -1,9 +1,9 @@
 // linear of many rows: out[t, n] = sum_k w[n, k] * x[t, k] (+ bias[n]), for up to four matrices of one type that share
 // x (`wide.h`). Rows of all parts are numbered as one.
 //
-// linear_pack: grid (groups of 8 rows of x, shares of k), block 256. linear_wide: grid (blocks of 128 rows of weights, tiles of
-// `width` rows of x, shares of k), block 256; linear_wide_alone is the same for few blocks. linear_wide_sum adds the shares' sums in order: grid (rows of weights /
-// 256, rows of x), block 256.
+// linear_pack: grid (groups of 8 rows of x, shares of k), block 256. linear_wide: grid (blocks of 128 rows of weights,
+// tiles of `width` rows of x, shares of k), block 256; linear_wide_alone is the same for few blocks. linear_wide_sum
+// adds the shares' sums in order: grid (rows of weights / 256, rows of x), block 256.
 #include "cuda/linear.h"
 #include "cuda/wide.h"
 #include WEIGHT_HEADER
@@ -81,9 +81,9 @@ KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) linear_wide(const __grid_con
     linear_wide_of<Wide<WEIGHT>>(a);
 }
 
-// Alone on a multiprocessor, where rows and columns are few.
+// Alone on a multiprocessor, where rows and columns are few. What rounding left of F32 has no second set of registers.
 KERNEL __launch_bounds__(WIDE_THREADS, 1) linear_wide_alone(const __grid_constant__ WideLinear a) {
-    linear_wide_of<Wide<WEIGHT, WideCols<WEIGHT>::OF, 6, false, true>>(a);
+    linear_wide_of<Wide<WEIGHT, WideCols<WEIGHT>::OF, 6, false, !Tile<WEIGHT>::SPLIT>>(a);
 }
 
 KERNEL __launch_bounds__(256) linear_wide_sum(const __grid_constant__ WideLinear a) {

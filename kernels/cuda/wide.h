@@ -118,8 +118,8 @@ __device__ __forceinline__ void wide_chunks(float* acc, const u32 (&a)[2][8], co
     wgmma_commit();
 }
 
-// The products of a block's rows of weights with `n_cols` packed columns from `8 * group` on, over steps `first_step` to
-// `end_step` of four units each. `rows(i)`: row i of the two of this thread, as operand rows g and g + 8.
+// The products of a block's rows of weights with `n_cols` packed columns from `8 * group` on, over steps `first_step`
+// to `end_step` of four units each. `rows(i)`: row i of the two of this thread, as operand rows g and g + 8.
 // `stores(thread)` returns what takes `(col, sum, sum_of_second)` of both for every column below n_cols. Dynamic shared
 // memory: SHARED bytes. All threads have waited for the grids before.
 template <class T, class Rows, class Stores>
