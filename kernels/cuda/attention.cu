@@ -219,9 +219,9 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
     }
 }
 
-// attention_tile: the same for prompts, on tensor cores. grid (tiles, n_kv, tiles of heads), block TILE_THREADS: a
+// attention_tile: the same for prompts, on tensor cores. grid (n_kv, tiles, tiles of heads), block TILE_THREADS: a
 // block takes ROWS rows, up to ROWS query heads of one key-value head for consecutive tokens of one chunk, and walks
-// the pages that they attend to. Four warps have 16 rows each; where values are wide, four more find the same scores
+// the pages that they attend to. The last tiles of a step see the most pages and come first. Four warps have 16 rows each; where values are wide, four more find the same scores
 // and sum the other half of the values. Keys and values of a page are staged in shared memory while the page before is
 // multiplied; queries are scaled to at most 1 and rounded to f16, as shares are; sums are f32. Pages run in order: same
 // input, same bits. Dynamic shared memory: `attention_tile` of `nodes/attention.rs`.
@@ -243,13 +243,6 @@ __device__ __forceinline__ u32 f16_pair(float low, float high) {
     u32 pair;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
-}
-
-// 2^x, to two units in the last place; 0 for -inf.
-__device__ __forceinline__ float exp2_near(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 // As `mma` of mma.h, on f16.
@@ -296,8 +289,8 @@ KERNEL __launch_bounds__(TILE_THREADS, D_V <= 128 ? 3 : 1) attention_tile(const 
     const u32 group = a.n_head / a.n_kv, first_head = blockIdx.z * ROWS, heads = min(group - first_head, (u32)ROWS);
     const u32 per_tile = group < ROWS ? ROWS / group : 1;
     // The chunk of this tile; tiles past the last one have nothing to do.
-    const u32 kv_head = blockIdx.y, warp = threadIdx.x / 32 % 4, half = threadIdx.x / 128, lane = threadIdx.x % 32;
-    u32 tile = blockIdx.x, chunk = a.n_splits;
+    const u32 kv_head = blockIdx.x, warp = threadIdx.x / 32 % 4, half = threadIdx.x / 128, lane = threadIdx.x % 32;
+    u32 tile = gridDim.y - 1 - blockIdx.y, chunk = a.n_splits;
     for (u32 first = 0; first < a.n_splits; first += 32) {
         const u32 len = first + lane < a.n_splits ? a.step.chunks[first + lane].len : 0;
         const u32 n = a.singles && len == 1 ? 0 : (len + per_tile - 1) / per_tile;

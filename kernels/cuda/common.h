@@ -54,6 +54,17 @@ __device__ __forceinline__ void trace(int mark) {
 #define INF __int_as_float(0x7f800000)
 #define QNAN __int_as_float(0x7fc00000)
 
+// 2^x, to two units in the last place; 0 for -inf.
+__device__ __forceinline__ float exp2_near(float x) {
+#if defined(__CUDACC__)
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
+
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
     for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(FULL_MASK, x, step);

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs the kernels that read weights on this machine, emulated, for the types given, or all, and the delta rule in
-# tiles: compares with double.
+# Runs the kernels that read weights on this machine, emulated, for the types given, or all, wide attention and the
+# delta rule in tiles: compares with double.
 # usage: sh tools/cuda/host/run.sh [q4_k ...]; affine types as affine:BITS:GROUP:SCALE
 set -eu
 root=$(cd "$(dirname "$0")/../../.." && pwd)
@@ -30,6 +30,12 @@ EOF
             -DPRODUCT="${program#*:}" -o "$out/program" "$root/tools/cuda/${program%:*}.cpp"
         "$out/program"
     done
+done
+for d_k in 64 128 256; do
+    echo "attention, $d_k"
+    ${CXX:-c++} -std=c++17 -O1 -w -I "$root/tools/cuda/host" -I "$out/src" -I "$root/kernels" -DD_K=$d_k \
+        -o "$out/program" "$root/tools/cuda/attention.cpp"
+    "$out/program"
 done
 for d_k in 64 128; do
     echo "delta rule, $d_k"

@@ -54,6 +54,7 @@ sources! {
     ATTEND = "attend.cu";
     ATTEND_LONG = "attend_long.cu";
     ATTENTION = "attention.cu";
+    ATTENTION_WIDE = "attention_wide.cu";
     CAUSAL_CONV = "causal_conv.cu";
     COMBINE = "combine.cu";
     DELTA_CHUNKS = "delta_chunks.cu";
@@ -173,7 +174,7 @@ impl Key {
     }
 
     /// Attention for a cache and `heads` query heads of a block.
-    pub fn attention(cache: &CacheDecl, is_f16: bool, heads: usize) -> Key {
+    pub fn attention(source: Source, cache: &CacheDecl, is_f16: bool, heads: usize) -> Key {
         let defines = [
             ("KV_F16", usize::from(is_f16)),
             ("D_K", cache.d_k),
@@ -181,7 +182,7 @@ impl Key {
             ("V_IN_K", usize::from(cache.v_in_k)),
             ("HEADS", heads),
         ];
-        Key::new(ATTENTION, defines.map(|(name, value)| format!("{name}={value}")).to_vec())
+        Key::new(source, defines.map(|(name, value)| format!("{name}={value}")).to_vec())
     }
 
     /// A source for two weight types, neither of them affine.

@@ -75,7 +75,7 @@ fn modules() -> Vec<Key> {
             (33, 7, false, 5),
         ] {
             let cache = CacheDecl { n_kv: 1, d_k, d_v, v_in_k, window: None };
-            keys.push(Key::attention(&cache, is_f16, heads));
+            keys.push(Key::attention(sources::ATTENTION, &cache, is_f16, heads));
         }
     }
     for (d, heads) in [(64, 8), (128, 4), (128, 8), (256, 1), (256, 8)] {
@@ -146,6 +146,7 @@ const STACK: &[(&str, usize)] = &[
     ("head_linear_tile64", 32),
     ("experts_tile64", 32),
     ("attention_tile", 24),
+    ("attention_wide", 8),
     ("linear_wide", 64),
     ("gated_linear_wide", 64),
     ("experts_wide", 64),
@@ -234,6 +235,12 @@ fn kernels_compile_for_every_architecture_and_spill_nothing() {
             80 | 90 => vec![WeightType::Q4_K],
             _ => Vec::new(),
         };
+        if super::wide::fits(arch) {
+            all.extend([64, 128, 256].map(|d| {
+                let cache = CacheDecl { n_kv: 1, d_k: d, d_v: d, v_in_k: false, window: None };
+                (Key::attention(sources::ATTENTION_WIDE, &cache, true, 8), arch)
+            }));
+        }
         for source in TYPED.into_iter().chain(WIDE.into_iter().filter(|_| super::wide::fits(arch))) {
             all.extend(types.iter().map(|&w| (Key::typed(source, w), arch)));
         }

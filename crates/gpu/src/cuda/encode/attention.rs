@@ -3,7 +3,7 @@
 use super::super::args;
 use super::super::driver::DriverError;
 use super::super::launch::Launch;
-use super::super::nodes::{AttentionNode, QkvNode, QkvPartNode};
+use super::super::nodes::{AttentionNode, QkvNode, QkvPartNode, Tile};
 use super::Encoder;
 
 impl Encoder<'_> {
@@ -33,11 +33,13 @@ impl Encoder<'_> {
         // Prompts: tiles of tokens of one chunk each. Single tokens next to them would leave theirs nearly empty.
         let (singles, prompts) = (self.singles, n_chunks - self.singles);
         let n_prompt = n_tokens - singles;
-        if let Some(tile) = node.tile.filter(|_| prompts > 0 && n_prompt >= 16 * prompts) {
+        let is_full = |tile: &Tile| n_prompt >= tile.tokens * prompts;
+        let tile = node.wide.filter(is_full).or(node.tile);
+        if let Some(tile) = tile.filter(|_| prompts > 0 && n_prompt >= 16 * prompts) {
             let args = self.attention_args(node, n_chunks, singles);
-            let grid = [n_prompt / tile.tokens + prompts, node.cache.n_kv, tile.heads].map(|n| n as u32);
-            let (block, shared) = (tile.block as u32, tile.shared as u32);
-            self.run(node.module, Launch { entry: "attention_tile", grid, block, shared }, &args)?;
+            let grid = [node.cache.n_kv, n_prompt / tile.tokens + prompts, tile.heads].map(|n| n as u32);
+            let (entry, block, shared) = (tile.entry, tile.block as u32, tile.shared as u32);
+            self.run(tile.module, Launch { entry, grid, block, shared }, &args)?;
             return match node.singles().filter(|_| node.singles.is_some_and(|of| singles <= of.most)) {
                 _ if singles == 0 => Ok(()),
                 Some(attend) => {

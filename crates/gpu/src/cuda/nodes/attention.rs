@@ -45,6 +45,8 @@ pub struct AttentionNode {
     pub heads: usize,
     /// The kernel for prompts, where it takes these dimensions.
     pub tile: Option<Tile>,
+    /// The same by warpgroup products, for prompts with rows enough.
+    pub wide: Option<Tile>,
     /// Values are the first numbers of the keys.
     pub v_in_k: bool,
     pub scale: f32,
@@ -101,7 +103,13 @@ impl AttentionNode {
 
 /// The kernel for prompts, `attention_tile`: where it is compiled, by the condition in `attention.cu`, and a block's
 /// shared memory holds its pages.
-pub(super) fn attention_tile(cache: &CacheDecl, n_head: usize, is_f16: bool, max_shared: usize) -> Option<Tile> {
+pub(super) fn attention_tile(
+    module: ModuleId,
+    cache: &CacheDecl,
+    n_head: usize,
+    is_f16: bool,
+    max_shared: usize,
+) -> Option<Tile> {
     const ROWS: usize = 64;
     let CacheDecl { n_kv, d_k, d_v, v_in_k, .. } = *cache;
     let has_kernel = is_f16 && d_k.is_multiple_of(32) && d_v.is_multiple_of(32) && d_k <= 576 && d_v <= 512;
@@ -112,12 +120,43 @@ pub(super) fn attention_tile(cache: &CacheDecl, n_head: usize, is_f16: bool, max
     let group = n_head / n_kv;
     let block = if d_v > 256 { 256 } else { 128 };
     let (tokens, heads) = ((ROWS / group).max(1), group.div_ceil(ROWS));
-    (has_kernel && shared <= max_shared).then_some(Tile { tokens, heads, block, shared })
+    let entry = "attention_tile";
+    (has_kernel && shared <= max_shared).then_some(Tile { module, entry, tokens, heads, block, shared })
 }
 
-/// Blocks of `attention_tile`.
+/// The kernel for prompts on Hopper, `attention_wide`: as [`attention_tile`], by the condition in `attention_wide.cu`.
+pub(super) fn attention_wide(
+    module: impl FnOnce() -> ModuleId,
+    cache: &CacheDecl,
+    n_head: usize,
+    is_f16: bool,
+    max_shared: usize,
+) -> Option<Tile> {
+    const ROWS: usize = 128;
+    let CacheDecl { n_kv, d_k, d_v, v_in_k, .. } = *cache;
+    let has_kernel = is_f16 && !v_in_k && [d_k, d_v].iter().all(|d| d.is_multiple_of(64) && *d <= 256);
+    // Queries, two blocks of keys and of values, all in f16 from a multiple of 1024 on, and barriers.
+    let positions = if d_k + d_v <= 256 { 128 } else { 64 };
+    let shared = 1024 + 2 * ROWS * d_k + 2 * 2 * positions * (d_k + d_v) + 64;
+    let group = n_head / n_kv;
+    let (tokens, heads) = ((ROWS / group).max(1), group.div_ceil(ROWS));
+    (has_kernel && shared <= max_shared).then(|| Tile {
+        module: module(),
+        entry: "attention_wide",
+        tokens,
+        heads,
+        block: 384,
+        shared,
+    })
+}
+
+/// Blocks of a kernel for prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
+    /// Where the kernel is.
+    pub module: ModuleId,
+    /// Its name.
+    pub entry: &'static str,
     /// Tokens whose query heads fill its rows.
     pub tokens: usize,
     /// Tiles of the heads that share keys.

@@ -9,7 +9,7 @@ use super::super::driver::Ptr;
 use super::super::sources::{self, Key};
 use super::super::split::{Split, plane_lens, plane_starts};
 use super::super::upload::Weights;
-use super::attention::{AttentionNode, attention_tile, heads_of_block};
+use super::attention::{AttentionNode, attention_tile, attention_wide, heads_of_block};
 use super::experts::{ExpertsNode, HostNode, HotNode, RouteNode, SlotPlaces};
 use super::modules::Modules;
 use super::{CacheView, DeltaTiles, Mat, Node, Part, StateView, View};
@@ -187,15 +187,20 @@ impl Lower<'_, '_> {
                     let what = format!("attend over heads of {} numbers", decl.d_k.max(decl.d_v));
                     CompileError::Unsupported { backend: "cuda", what }
                 })?;
+                let (is_f16, max_shared, modules) = (self.is_f16, self.max_shared, &mut *self.modules);
+                let module = modules.id(Key::attention(sources::ATTENTION, decl, is_f16, heads));
+                let wide = || modules.id(Key::attention(sources::ATTENTION_WIDE, decl, is_f16, heads));
+                let wide = if self.is_wide { attention_wide(wide, decl, n_head, is_f16, max_shared) } else { None };
                 Node::Attention(AttentionNode {
-                    module: self.modules.id(Key::attention(decl, self.is_f16, heads)),
+                    module,
                     cache: self.caches[cache.0 as usize],
                     q: self.view(q),
                     out: self.view(out),
                     sinks: self.vector_or_null(sinks)?,
                     n_head,
                     heads,
-                    tile: attention_tile(decl, n_head, self.is_f16, self.max_shared),
+                    tile: attention_tile(module, decl, n_head, is_f16, max_shared),
+                    wide,
                     v_in_k: decl.v_in_k,
                     scale,
                     window: crate::window_word(window, chunked) as usize,

@@ -12,7 +12,7 @@ mod modules;
 use model::plan::{DeltaHeads, Gate, GateFactor, Rows};
 use quant::WeightType;
 
-pub use self::attention::{ATTEND_PAGES, AttentionNode, MAX_SPLITS, QkvNode, QkvPartNode, Singles};
+pub use self::attention::{ATTEND_PAGES, AttentionNode, MAX_SPLITS, QkvNode, QkvPartNode, Singles, Tile};
 pub use self::experts::{ExpertsNode, HostNode, HotNode, RouteNode, SlotPlaces};
 pub use self::few::{
     AttendNode, DeltaInNode, DenseUp, DownNode, FewLinearNode, Late, LatentOutNode, LatentQNode, PackedNode, PairsNode,
