@@ -356,9 +356,15 @@ pub fn fit_host(with: impl Fn(usize) -> Cuda, plan: &ValidPlan, limits: Limits, 
     }
 }
 
-/// Tokens of a step where experts are streamed and nobody says: a prompt reads every expert that is not in memory once
-/// a step, so steps are as long as is had for a small part of the memory.
-pub fn streamed_batch(least: &dyn Backend, plan: &ValidPlan, wish: &Wish, budget: Budget) -> usize {
+/// Returns the first of `sizes` for the tokens of a step whose buffers take a small part of the memory and that prompts
+/// can fill, else what is wished for. For devices whose steps read much once, whatever their length.
+pub fn long_batch(
+    least: &dyn Backend,
+    plan: &ValidPlan,
+    wish: &Wish,
+    budget: Budget,
+    sizes: impl IntoIterator<Item = usize>,
+) -> usize {
     /// The part of what is left beside dense weights.
     const SHARE: usize = 16;
     let units = Units::of(least, plan, wish.drafts);
@@ -369,12 +375,12 @@ pub fn streamed_batch(least: &dyn Backend, plan: &ValidPlan, wish: &Wish, budget
         least.footprint(plan, Limits { max_tokens: batch, ..limits })
     };
     let room = budget.room(&takes(1)).unwrap_or(0);
-    let longest = wish.ctx.unwrap_or(DEFAULT_CTX).min(plan.n_ctx_train.max(PAGE));
+    let longest = wish.ctx.unwrap_or(DEFAULT_CTX).min(plan.n_ctx_train.max(PAGE)) * wish.sequences;
     let fits = |&batch: &usize| {
         let step = takes(batch).bytes(|part| matches!(part, Part::Activations | Part::Inputs | Part::Scratch));
         batch <= longest && step <= room / SHARE
     };
-    [4096, 2048, 1024].into_iter().find(fits).unwrap_or(wish.batch).max(wish.batch)
+    sizes.into_iter().find(fits).unwrap_or(wish.batch).max(wish.batch)
 }
 
 /// As many slabs as the budget holds beside everything else.

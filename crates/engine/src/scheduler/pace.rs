@@ -85,8 +85,9 @@ impl Pace {
 
     /// Returns how many prompt tokens a step may have that decodes `n_decoding`: at most `max`, which is at least 1.
     ///
-    /// A step takes no longer than the target, or twice as long as its decoding alone. Where so small a step computes
-    /// tokens at a fraction of their full speed, as with many experts, it has more, within four times the target.
+    /// A step takes no longer than the target, or twice as long as its decoding alone, four times where very many
+    /// sequences decode: each waits for the prompts of all. Where so small a step computes tokens at a fraction of
+    /// their full speed, as with many experts, it has more, within four times the target.
     pub fn prompt_tokens(&self, n_decoding: usize, max: usize, company: Company) -> usize {
         if self.target.is_infinite() {
             return max;
@@ -97,7 +98,7 @@ impl Pace {
         }
         let (factor, max_loss) = company.terms();
         let alone = if n_decoding > 0 { n_decoding as f64 * self.seconds(size_of(n_decoding)) } else { 0.0 };
-        let (limit, most) = ((self.target * factor).max(2.0 * alone), n_decoding + max);
+        let (limit, most) = ((self.target * factor).max(times_alone(n_decoding) * alone), n_decoding + max);
         let mut n = self.within(limit, most);
         while n < most && self.seconds(size_of(n)) > best * max_loss {
             n = (2 * n).min(most);
@@ -130,6 +131,11 @@ impl Pace {
             (None, None) => f64::INFINITY,
         }
     }
+}
+
+/// Returns how many times as long as its decoding alone a step may take.
+fn times_alone(n_decoding: usize) -> f64 {
+    (2.0 + n_decoding as f64 / 64.0).min(4.0)
 }
 
 /// Returns the size of a step of `n` tokens: two a power of two.
@@ -235,6 +241,25 @@ mod tests {
                 }
             }
             assert!(n >= 1448, "{n_decoding} decode: {n}");
+        }
+    }
+
+    /// The more sequences decode, the longer a step may be in units of their decoding.
+    #[test]
+    fn many_answers_share_the_wait() {
+        // An H200: steps of up to 256 tokens decode, a token of a prompt takes 30 us.
+        let cost = |n: usize| if n <= 256 { 4.0 + 0.05 * n as f64 } else { 16.8 + 0.03 * (n - 256) as f64 };
+        for (n_decoding, times) in [(16, 2.25), (64, 3.0), (256, 4.0)] {
+            let mut pace = Pace::new(Duration::from_millis(5));
+            let mut n = 0;
+            for _ in 0..60 {
+                n = n_decoding + pace.prompt_tokens(n_decoding, 8192, Company::Answers);
+                for size in [n, n_decoding] {
+                    pace.observe(size, Duration::from_secs_f64(cost(size) / 1e3));
+                }
+            }
+            let found = cost(n) / cost(n_decoding);
+            assert!((0.6 * times..=1.1 * times).contains(&found), "{n_decoding} decode: {n}, {found} times as long");
         }
     }
 

@@ -165,7 +165,8 @@ pub struct StepArgs {
     /// depend on which experts have moved
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     pub hot_experts: MovesArg,
-    /// Maximum number of tokens computed in one step [default: 512; 2048 with CUDA; more if experts are read from disk]
+    /// Maximum number of tokens computed in one step [default: 512; 2048 with CUDA, up to 8192 where it has memory
+    /// enough; more if experts are read from disk]
     #[arg(short, long, value_name = "N")]
     pub batch: Option<usize>,
 }

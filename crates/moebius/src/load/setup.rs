@@ -334,7 +334,9 @@ impl EngineSetup {
             return Ok(None);
         }
         let with = |slabs| Cpu { residency: Policy::Stream { slabs }, ..cpu };
-        let batch = self.step.batch.unwrap_or_else(|| memory::streamed_batch(&with(0), &plan, &wish, budget));
+        // A prompt reads every expert that is not in memory once a step.
+        let sizes = [4096, 2048, 1024];
+        let batch = self.step.batch.unwrap_or_else(|| memory::long_batch(&with(0), &plan, &wish, budget, sizes));
         let (cpu, fit) = memory::fit_streamed(with, &plan, &Wish { batch, ..wish }, budget)?;
         let layout = cpu.layout(&plan);
         let (backend, name, device) = (Box::new(cpu), cpu_name(&cpu), self.device.clone());
@@ -469,12 +471,15 @@ impl EngineSetup {
         }
         let (backend, name) = self.backend(checkpoint, &plan)?;
         let plan = backend.lower(plan)?;
-        let budget = self.budget(&plan);
+        let (budget, mut wish) = (self.budget(&plan), self.wish());
+        if open.is_some() && self.step.batch.is_none() {
+            wish.batch = memory::long_batch(&*backend, &plan, &wish, budget, [8192, 4096]);
+        }
         let fit = match (&open, budget) {
             (Some(open), Budget::Free(Some(free))) => {
-                memory::fit_device(&*backend, &plan, &self.wish(), free, open.name(), self.may_fall_back())?
+                memory::fit_device(&*backend, &plan, &wish, free, open.name(), self.may_fall_back())?
             }
-            _ => memory::fit(&*backend, &plan, &self.wish(), budget)?,
+            _ => memory::fit(&*backend, &plan, &wish, budget)?,
         };
         let (layout, split, predicted, host_bytes) = (Layout::default(), Split::none(), None, 0);
         let (device, _open) = (self.device.clone(), open);
