@@ -291,10 +291,11 @@ struct CausalConv {
     Step step;
     const float* x; // [T, d]
     const float* w; // [d, WIDTH]
+    const float* bias; // [d] or none
     float* state;   // [n_states][(WIDTH - 1), d]
     float* out;     // [T, d]
     u64 state_len;  // (WIDTH - 1) * d
-    u32 d, reserved;
+    u32 d, silu;
 };
 
 struct DeltaNet {

@@ -115,7 +115,18 @@ def gemma4(model_type, layers, kinds, **more):
                    audio_config=None, **{mark: N_VOCAB + i for i, mark in enumerate(marks)})
 
 
+def lfm2(model_type, cls, **more):
+    config = base(model_type, cls, 3, 4, 2, tied=True, layer_types=["conv", F, "conv"], conv_L_cache=3, conv_bias=False,
+                  norm_eps=1e-5, rope_theta=1000000.0, tie_embedding=True, **more)
+    return without(config, "rms_norm_eps", "hidden_act")
+
+
 MODELS = {
+    "lfm2": lambda: lfm2("lfm2", "Lfm2ForCausalLM", block_ff_dim=80, block_auto_adjust_ff_dim=True,
+                         block_ffn_dim_multiplier=1.0, block_multiple_of=16),
+    "lfm2_moe": lambda: lfm2("lfm2_moe", "Lfm2MoeForCausalLM", moe_intermediate_size=16, num_dense_layers=1,
+                             num_experts=6, num_experts_per_tok=3, norm_topk_prob=True, use_expert_bias=True,
+                             routed_scaling_factor=1.8),
     "minimax_m2": lambda: base(
         "minimax_m2", "MiniMaxM2ForCausalLM", 2, 4, 2, 16, intermediate_size=16, num_local_experts=6,
         num_experts_per_tok=3, rope_theta=5000000, rotary_dim=8, qk_norm_type="per_layer", use_qk_norm=True,

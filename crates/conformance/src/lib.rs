@@ -279,7 +279,7 @@ impl Maker {
         let w = self.weight(&[2 * k_row + v_row, width], WeightType::BF16);
         let out = self.buf(t, 2 * k_row + v_row);
         let state = self.state("conv", (width - 1) * (2 * k_row + v_row));
-        self.op(Op::CausalConv { x: mixed, w, state, out });
+        self.op(Op::CausalConv { x: mixed, w, bias: None, silu: true, state, out });
         let [q, k, v] = [k_row, k_row, v_row].map(|width| self.buf(t, width));
         self.op(Op::SplitHeads { x: out, n_head: 1, parts: vec![(k_row, q), (k_row, k), (v_row, v)] });
         for x in [q, k] {

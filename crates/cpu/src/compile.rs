@@ -543,10 +543,14 @@ impl Lower<'_> {
             Op::Select { x, out } => OpStep::Select { x: view(x), out: view(out) },
             Op::Scale { x, scale } => OpStep::Scale { x: view(x), scale },
             Op::ScaleBy { x, w } => OpStep::Scale { x: view(x), scale: self.vector(w)?[0] },
-            Op::CausalConv { x, w, state, out } => {
-                let state = self.states.views[state.0 as usize];
-                OpStep::CausalConv(CausalConvStep::new(view(x), &self.vector(w)?, state, view(out)))
-            }
+            Op::CausalConv { x, w, bias, silu, state, out } => OpStep::CausalConv(CausalConvStep {
+                x: view(x),
+                w: CausalConvStep::by_tap(&self.vector(w)?, self.plan.buf(x).width),
+                bias: bias.map(|w| self.vector(w)).transpose()?,
+                silu,
+                state: self.states.views[state.0 as usize],
+                out: view(out),
+            }),
             Op::DeltaNet { q, k, v, g, beta, state, heads, out } => OpStep::DeltaNet(DeltaNetStep {
                 q: view(q),
                 k: view(k),

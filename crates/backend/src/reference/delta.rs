@@ -11,15 +11,24 @@ use model::plan::DeltaHeads;
 
 use super::ops;
 
-/// `silu(Σ_j w[c, j] · x[t - (width - 1) + j, c])` for the rows `[n, d]` of a chunk; `w` is `[d, width]`. The state
-/// `[width - 1, d]` holds the rows before the chunk, and afterwards the last rows up to its end.
-pub fn causal_conv(x: &[f32], w: &[f32], d: usize, state: &mut [f32]) -> Vec<f32> {
+/// What a convolution multiplies with: `w` is `[d, width]`, `bias` is `[d]` or nothing.
+pub struct Conv {
+    pub w: Vec<f32>,
+    pub bias: Option<Vec<f32>>,
+    /// Whether silu follows.
+    pub silu: bool,
+}
+
+/// `Σ_j w[c, j] · x[t - (width - 1) + j, c] (+ bias[c])`, then silu where it follows, for the rows `[n, d]` of a chunk.
+/// The state `[width - 1, d]` holds the rows before the chunk, and afterwards the last rows up to its end.
+pub fn causal_conv(x: &[f32], conv: &Conv, d: usize, state: &mut [f32]) -> Vec<f32> {
+    let Conv { w, bias, silu } = conv;
     let width = w.len() / d;
     let rows = [&*state, x].concat();
     let y = (0..x.len()).map(|i| {
         let taps = (0..width).map(|j| f64::from(w[i % d * width + j]) * f64::from(rows[i + j * d]));
-        let sum: f64 = taps.sum();
-        (sum * ops::sigmoid(sum)) as f32
+        let sum = taps.sum::<f64>() + bias.as_ref().map_or(0.0, |bias| f64::from(bias[i % d]));
+        (if *silu { sum * ops::sigmoid(sum) } else { sum }) as f32
     });
     let y = y.collect();
     state.copy_from_slice(&rows[x.len()..]);
@@ -233,17 +242,21 @@ mod tests {
     fn a_convolution_crosses_chunks_of_any_length() {
         let (d, width, n) = (5, 4, 23);
         let (x, w) = (random(n * d, 1), random(d * width, 2));
+        let conv = Conv { w: w.clone(), bias: None, silu: true };
         let mut state = vec![0.0; (width - 1) * d];
-        let whole = causal_conv(&x, &w, d, &mut state);
+        let whole = causal_conv(&x, &conv, d, &mut state);
         assert_eq!(state, x[(n - 3) * d..]);
         // By hand: position 1 of channel 2 sees positions 0 and 1.
         let sum = w[2 * width + 2] * x[2] + w[2 * width + 3] * x[d + 2];
         assert!((whole[d + 2] - sum / (1.0 + (-sum).exp())).abs() < 1e-6);
         for len in [1, 2, 3, 4, 7] {
             let mut state = vec![0.0; (width - 1) * d];
-            let parts: Vec<f32> = x.chunks(len * d).flat_map(|x| causal_conv(x, &w, d, &mut state)).collect();
+            let parts: Vec<f32> = x.chunks(len * d).flat_map(|x| causal_conv(x, &conv, d, &mut state)).collect();
             assert_eq!(parts, whole, "{len} positions a chunk");
         }
+        let plain = Conv { bias: Some(vec![0.5; d]), silu: false, ..conv };
+        let found = causal_conv(&x, &plain, d, &mut vec![0.0; (width - 1) * d]);
+        assert!((found[d + 2] - (sum + 0.5)).abs() < 1e-6);
     }
 
     #[test]

@@ -491,12 +491,13 @@ impl Interpreter {
                 let scale = self.vector(w)[0];
                 self.floats_mut(x).iter_mut().for_each(|v| *v *= scale);
             }
-            Op::CausalConv { x, w, state, out } => {
-                let (w, x, d) = (self.vector(w), self.floats(x).to_vec(), self.width(x));
+            Op::CausalConv { x, w, bias, silu, state, out } => {
+                let conv = delta::Conv { w: self.vector(w), bias: bias.map(|w| self.vector(w)), silu };
+                let (x, d) = (self.floats(x).to_vec(), self.width(x));
                 let mut y = Vec::with_capacity(x.len());
                 for c in &batch.chunks {
                     y.extend(self.over_state(state, c, |at, state| {
-                        delta::causal_conv(&x[at.start * d..at.end * d], &w, d, state)
+                        delta::causal_conv(&x[at.start * d..at.end * d], &conv, d, state)
                     }));
                 }
                 *self.floats_mut(out) = y;

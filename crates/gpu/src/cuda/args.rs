@@ -83,7 +83,9 @@ args! {
         rows: u32, n_head: u32, n_kv: u32, n_splits: u32, window: u32, windowed: u32, scale: f32, softcap: f32,
         singles: u32, reserved: u32,
     }
-    struct CausalConv: 112 { step: Step, x: Ptr, w: Ptr, state: Ptr, out: Ptr, state_len: u64, d: u32, reserved: u32 }
+    struct CausalConv: 120 {
+        step: Step, x: Ptr, w: Ptr, bias: Ptr, state: Ptr, out: Ptr, state_len: u64, d: u32, silu: u32,
+    }
     struct DeltaNet: 144 {
         step: Step, q: Ptr, k: Ptr, v: Ptr, g: Ptr, beta: Ptr, state: Ptr, out: Ptr, state_len: u64,
         n_k_head: u32, n_v_head: u32, d_v: u32, tiled: u32,

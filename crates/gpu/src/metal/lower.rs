@@ -411,7 +411,9 @@ impl<'a> Lower<'a> {
             }
             Op::Combine { x, add, y, weights, norm } => self.combine(x, add, y, weights, norm),
             Op::HeadLinear { x, w, transposed, out } => self.head_linear(x, w, transposed, out, None),
-            Op::CausalConv { x, w, state, out } => return self.causal_conv(x, w, state, out),
+            Op::CausalConv { x, w, bias, silu, state, out } => {
+                return self.causal_conv((x, out), (w, bias), silu, state);
+            }
             Op::DeltaNet { q, k, v, g, beta, state, heads, out } => {
                 self.delta_net([q, k, v, g, beta], state, heads, out);
             }

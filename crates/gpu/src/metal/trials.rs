@@ -300,7 +300,7 @@ impl Maker {
         let [a, b] = [0, 1].map(|_| self.linear(h, n_v_head));
         let (w, out) = (self.weight(&[channels, width]), self.buf(T, channels));
         let state = self.state("conv", (width - 1) * channels);
-        self.op(Op::CausalConv { x: mixed, w, state, out });
+        self.op(Op::CausalConv { x: mixed, w, bias: None, silu: true, state, out });
         let [q, k, v] = [k_row, k_row, v_row].map(|width| self.buf(T, width));
         self.op(Op::SplitHeads { x: out, n_head: 1, parts: vec![(k_row, q), (k_row, k), (v_row, v)] });
         for x in [q, k] {

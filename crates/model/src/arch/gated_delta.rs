@@ -150,7 +150,7 @@ impl Model {
         let w = b.weight(&name("ssm_conv1d.weight"), &[row, self.conv_width])?;
         let state = b.state(StateDecl { what: "conv", n: (self.conv_width - 1) * row });
         let conv = b.buf("conv", Rows::Tokens, row);
-        b.push(Op::CausalConv { x: qkv, w, state, out: conv });
+        b.push(Op::CausalConv { x: qkv, w, bias: None, silu: true, state, out: conv });
         let [q, k, v] = [("q", k_row), ("k", k_row), ("v", v_row)].map(|(name, n)| b.buf(name, Rows::Tokens, n));
         b.push(Op::SplitHeads { x: conv, n_head: 1, parts: vec![(k_row, q), (k_row, k), (v_row, v)] });
         // To length 1, which is the root of the mean square by that of d_k; q is also scaled as in attention.

@@ -19,6 +19,7 @@ mod granite;
 mod hunyuan;
 mod keys;
 mod laguna;
+mod lfm2;
 mod llama;
 mod llama4;
 mod mellum;
@@ -147,6 +148,10 @@ pub const ARCHS: &[Arch] = &[
         models: "Muse Glimmer 30B, text" },
     Arch { gguf: &["mellum"], folder: &["mellum"], build: mellum::build,
         models: "Mellum 2" },
+    Arch { gguf: &["lfm2"], folder: &["lfm2"], build: lfm2::build_dense,
+        models: "LFM2, LFM2.5, dense (230M to 2.6B)" },
+    Arch { gguf: &["lfm2moe"], folder: &["lfm2_moe"], build: lfm2::build_moe,
+        models: "LFM2-8B-A1B, LFM2.5-8B-A1B, LFM2-24B-A2B" },
     Arch { gguf: &["gpt-oss"], folder: &["gpt_oss"], build: gptoss::build,
         models: "gpt-oss-20B, 120B" },
 ];

@@ -123,6 +123,12 @@ impl SharedMoe {
         self
     }
 
+    /// The same with another epsilon on the sum that weights are divided by.
+    pub fn sum_eps(mut self, eps: f32) -> Self {
+        self.router.renormalise = self.router.renormalise.map(|_| eps);
+        self
+    }
+
     /// The same with other activations, of the routed experts and of the rest.
     pub fn activated(self, act: [Gate; 2]) -> Self {
         Self { act, ..self }

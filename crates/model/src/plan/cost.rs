@@ -103,10 +103,10 @@ impl Plan {
                         part.bias.iter().for_each(|&bias| set(bias, kind));
                     }
                 }
-                Op::HeadNorm { w: Some(w), .. }
-                | Op::HeadLinear { w, .. }
-                | Op::GatedNorm { w, .. }
-                | Op::CausalConv { w, .. } => set(*w, Kind::Attention),
+                Op::HeadNorm { w: Some(w), .. } | Op::HeadLinear { w, .. } | Op::GatedNorm { w, .. } => {
+                    set(*w, Kind::Attention)
+                }
+                Op::CausalConv { .. } => op.weights().into_iter().for_each(|w| set(w, Kind::Attention)),
                 Op::DecayBeta { a_log, dt_bias, .. } => {
                     [*a_log, *dt_bias].into_iter().for_each(|w| set(w, Kind::Attention))
                 }

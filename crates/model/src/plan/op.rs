@@ -109,11 +109,13 @@ pub enum Op {
         sinks: Option<Weight>,
         out: Buf, // [T, n_head · d_v]
     },
-    /// Depthwise causal convolution, then silu: `out[t,c] = silu(Σ_j w[c,j] · x[t - (width - 1) + j, c])`. Earlier
-    /// positions come from the state, the sequence's last `width - 1` rows of `x`.
+    /// Depthwise causal convolution: `out[t,c] = Σ_j w[c,j] · x[t - (width - 1) + j, c] (+ bias[c])`, then silu where
+    /// the model has it. Earlier positions come from the state, the sequence's last `width - 1` rows of `x`.
     CausalConv {
-        x: Buf,    // [T, d]
-        w: Weight, // [d, width]
+        x: Buf,               // [T, d]
+        w: Weight,            // [d, width]
+        bias: Option<Weight>, // [d]
+        silu: bool,
         state: State,
         out: Buf, // [T, d]
     },
@@ -461,7 +463,8 @@ impl Op {
             Op::Embed { table, .. } => vec![*table],
             Op::Linear { parts, .. } => parts.iter().flat_map(|part| [Some(part.w), part.bias]).flatten().collect(),
             Op::GatedLinear { gate, up, .. } => vec![*gate, *up],
-            Op::RmsNorm { w, .. } | Op::GatedNorm { w, .. } | Op::CausalConv { w, .. } => vec![*w],
+            Op::RmsNorm { w, .. } | Op::GatedNorm { w, .. } => vec![*w],
+            Op::CausalConv { w, bias, .. } => [Some(*w), *bias].into_iter().flatten().collect(),
             Op::DecayBeta { a_log, dt_bias, .. } => vec![*a_log, *dt_bias],
             Op::HeadNorm { w, .. } => w.iter().copied().collect(),
             Op::HeadLinear { w, .. } => vec![*w],

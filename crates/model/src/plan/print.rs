@@ -221,8 +221,10 @@ impl Printer<'_> {
             Op::Select { x, out } => line(&self.decl(out), format!("{}[rows]", self.name(x))),
             Op::Scale { x, scale } => update(&self.name(x), format!("*= {scale}")),
             Op::ScaleBy { x, w } => update(&self.name(x), format!("*= {}", self.w(w))),
-            Op::CausalConv { x, w, out, .. } => {
-                line(&self.decl(out), format!("silu({} * {})", self.name(x), self.w(w)))
+            Op::CausalConv { x, w, bias, silu, out, .. } => {
+                let bias = bias.map_or(String::new(), |b| format!(" + {}", self.w(b)));
+                let sum = format!("{} * {}{bias}", self.name(x), self.w(w));
+                line(&self.decl(out), if silu { format!("silu({sum})") } else { sum })
             }
             Op::DeltaNet { q, k, v, g, beta, heads, out, .. } => {
                 let DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing } = heads;

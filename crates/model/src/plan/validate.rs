@@ -406,13 +406,14 @@ impl Validator<'_> {
                 self.vector("w", w, 1)?;
                 self.free_rows(x).map(drop)
             }
-            Op::CausalConv { x, w, state: moved, out } => {
+            Op::CausalConv { x, w, bias, silu: _, state: moved, out } => {
                 let d = width(x);
                 let &[_, taps] = plan.weight(w).shape.as_slice() else {
                     return Err(format!("w has shape {:?}, expected two axes", plan.weight(w).shape));
                 };
                 ensure(taps > 1, || format!("w is {taps} wide, expected 2 or more"))?;
                 self.numbers("w", w, &[d, taps])?;
+                bias.map_or(Ok(()), |bias| self.vector("bias", bias, d))?;
                 self.floats(x, Rows::Tokens, d)?;
                 self.floats(out, Rows::Tokens, d)?;
                 self.state_len(moved, [taps - 1, d, 1])

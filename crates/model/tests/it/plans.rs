@@ -58,6 +58,8 @@ const PUBLISHED: &[(&str, &str)] = &[
     ("arcee", "arcee"),
     ("mistral3", "ministral3"),
     ("llama4", "llama4"),
+    ("lfm2", "lfm2"),
+    ("lfm2moe", "lfm2_moe"),
 ];
 
 /// Those that are written fused as well: latents with dense and routed layers, recurrent states, windows with norms

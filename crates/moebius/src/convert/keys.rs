@@ -4,6 +4,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use checkpoint::{Metadata, Value};
 use model::arch::unsaid_rope;
+use model::plan::{Op, Plan};
 
 /// Where config.json keeps the keys of the rotary embedding, first places first.
 const ROPE_SECTIONS: [&str; 4] = ["rope_parameters.full_attention.", "rope_parameters.", "rope_scaling.", ""];
@@ -107,11 +108,12 @@ impl<'a> Keys<'a> {
         Ok(Some(types.iter().map(|name| name == b"sliding_attention").collect()))
     }
 
-    /// Returns all keys of the architecture, in a file with `n_further` layers after the last that draft.
+    /// Returns all keys of the architecture, in a file with `n_further` layers after the last that draft. What configs say
+    /// in several ways, or not at all, is read off the plan, which gpt-oss alone has none of.
     ///
     /// # Errors
     /// A key is missing, is of another type, or says what GGUF files cannot.
-    pub fn all(mut self, n_further: u32) -> Result<Vec<(String, Value)>> {
+    pub fn all(mut self, n_further: u32, plan: Option<&Plan>) -> Result<Vec<(String, Value)>> {
         let n_layer = self.need(&["num_hidden_layers"])?;
         self.add("block_count", n_layer.checked_add(n_further).context("the model has too many layers")?);
         if n_further > 0 {
@@ -120,7 +122,10 @@ impl<'a> Keys<'a> {
         self.pass("context_length", &["max_position_embeddings"])?;
         let d_model = self.need(&["hidden_size"])?;
         self.add("embedding_length", d_model);
-        if !self.is_double_wide()? {
+        if self.arch == "lfm2" {
+            let w = plan.and_then(|plan| plan.weights.iter().find(|w| w.name == "blk.0.ffn_gate.weight"));
+            self.add("feed_forward_length", w.context("the first layer has no feed-forward")?.shape[0] as u32);
+        } else if !self.is_double_wide()? {
             self.pass("feed_forward_length", &["intermediate_size_mlp", "intermediate_size"])?;
         }
         let n_head = self.need(&["num_attention_heads"])?;
@@ -130,6 +135,7 @@ impl<'a> Keys<'a> {
         }
         let (eps_key, eps_name) = match self.arch {
             "cohere2" => ("attention.layer_norm_epsilon", "layer_norm_eps"),
+            "lfm2" | "lfm2moe" => ("attention.layer_norm_rms_epsilon", "norm_eps"),
             _ => ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
         };
         let eps = self.config.opt_f32("layernorm_epsilon")?.map_or_else(|| self.config.f32(eps_name), Ok)?;
@@ -145,7 +151,10 @@ impl<'a> Keys<'a> {
             self.add("attention.value_length", d_head);
         } else if !own_heads {
             let n_kv = self.count(&["num_key_value_heads"])?.unwrap_or(n_head);
-            self.add("attention.head_count_kv", n_kv);
+            match plan.filter(|plan| !plan.states.is_empty() && !self.arch.starts_with("qwen3")) {
+                Some(plan) => self.add("attention.head_count_kv", attending(plan, n_layer, n_kv)),
+                None => self.add("attention.head_count_kv", n_kv),
+            }
             let d_head = self.d_head()?;
             self.add("attention.key_length", d_head);
             self.add("attention.value_length", d_head);
@@ -177,6 +186,7 @@ impl<'a> Keys<'a> {
                 self.experts()?;
             }
             "qwen3next" | "qwen35" | "qwen35moe" => self.delta_nets(n_further)?,
+            "lfm2" | "lfm2moe" => self.lfm()?,
             "deepseek2" | "mistral4" => self.deepseek()?,
             "glm4moe" => self.glm()?,
             "ernie4_5" | "olmoe" => {}
@@ -615,6 +625,23 @@ impl<'a> Keys<'a> {
         Ok(())
     }
 
+    fn lfm(&mut self) -> Result<()> {
+        self.pass("vocab_size", &["vocab_size"])?;
+        self.pass("shortconv.l_cache", &["conv_L_cache"])?;
+        if self.arch == "lfm2" {
+            return Ok(());
+        }
+        ensure!(
+            self.config.opt_bool("norm_topk_prob")?.unwrap_or(true),
+            "failed to convert {}: norm_topk_prob is false, and readers of GGUF divide by the sum",
+            self.config.file()
+        );
+        self.pass("expert_feed_forward_length", &["moe_intermediate_size"])?;
+        self.pass("leading_dense_block_count", &["num_dense_layers"])?;
+        self.add("expert_gating_func", SIGMOID);
+        self.weights("routed_scaling_factor", "norm_topk_prob", true)
+    }
+
     fn delta_nets(&mut self, n_further: u32) -> Result<()> {
         self.experts()?;
         if self.arch != "qwen3next" {
@@ -804,7 +831,7 @@ impl<'a> Keys<'a> {
     }
 
     /// Divisors of the rotary frequencies, which GGUF keeps in a tensor; `n_turning` and `n` pairs of Gemma 4's heads.
-    pub fn divisors(&self, plan: Option<&model::plan::Plan>) -> Result<Option<Vec<f32>>> {
+    pub fn divisors(&self, plan: Option<&Plan>) -> Result<Option<Vec<f32>>> {
         let Some(rope) = plan.and_then(|plan| plan.ropes.first()) else { return Ok(None) };
         match self.rope_type()? {
             Some("llama3") => {
@@ -830,4 +857,17 @@ impl<'a> Keys<'a> {
 /// Divisors of frequencies, some of which are 0: pairs that do not turn are turned by next to nothing.
 fn turning(inv_freq: &[f64]) -> Vec<f32> {
     inv_freq.iter().map(|&freq| if freq > 0.0 { 1.0 } else { 1e30 }).collect()
+}
+
+/// `n` for each layer with attention, 0 for the others: how GGUF files say which layers have none.
+fn attending(plan: &Plan, n_layer: u32, n: u32) -> Vec<u32> {
+    let mut counts = vec![0; n_layer as usize];
+    for (op, layer) in plan.ops.iter().zip(&plan.layers) {
+        if let (Op::Attention { .. }, Some(layer)) = (op, layer)
+            && let Some(count) = counts.get_mut(*layer as usize)
+        {
+            *count = n;
+        }
+    }
+    counts
 }

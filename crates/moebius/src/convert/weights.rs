@@ -160,6 +160,8 @@ pub fn of_plan(checkpoint: &Checkpoint, plan: &Plan, shape: &Shape) -> Result<Re
             ("qwen3next" | "qwen35" | "qwen35moe" | "glm4moe" | "seed_oss", "ffn_norm") => {
                 out.push(finder.weight(decl, &format!("{layer}post_attention_norm.weight"))?);
             }
+            // What llama.cpp calls it, after the layers as it is.
+            ("lfm2" | "lfm2moe", "output_norm") => out.push(finder.weight(decl, "token_embd_norm.weight")?),
             ("hy_v3", "exp_probs_b") => out.push(finder.weight(decl, &format!("{layer}exp_probs_b"))?),
             ("qwen3next", "ssm_in") => out.extend(unmixed(&finder, decl, &layer, delta(shape)?)?),
             ("qwen35" | "qwen35moe", _) => {

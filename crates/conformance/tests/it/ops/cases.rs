@@ -486,9 +486,12 @@ pub fn causal_conv(seed: u64) -> Vec<Case> {
         let mut b = Build::new(seed);
         let (x, w, out) = (b.input(d, UNIT), b.numbers(&[d, width]), b.buf(Rows::Tokens, d));
         let state = b.state("conv", (width - 1) * d);
-        b.op(Op::CausalConv { x, w, state, out });
+        let (biased, silu) = [(false, true), (true, true), (false, false), (true, false)][i / 2];
+        let bias = biased.then(|| b.vector(d));
+        b.op(Op::CausalConv { x, w, bias, silu, state, out });
         let script = [Tokens::counts, recurrent][i % 2];
-        b.finish("causal_conv", format!("d {d}, width {width}"), F32, &[("out", out), ("x", x)], |t| {
+        let shape = format!("d {d}, width {width}, bias {biased}, silu {silu}");
+        b.finish("causal_conv", shape, F32, &[("out", out), ("x", x)], |t| {
             [script(t), t.specials(&SPECIALS[..4])].concat()
         })
     };

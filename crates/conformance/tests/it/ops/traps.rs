@@ -371,6 +371,28 @@ fn traps() -> Vec<(&'static str, &'static [&'static str], Sabotage)> {
             }),
         ),
         (
+            "causal_conv: bias",
+            &["causal_conv"],
+            plan(|p| {
+                each(p, |op| {
+                    if let Op::CausalConv { bias, .. } = op {
+                        *bias = None
+                    }
+                })
+            }),
+        ),
+        (
+            "causal_conv: silu follows always",
+            &["causal_conv"],
+            plan(|p| {
+                each(p, |op| {
+                    if let Op::CausalConv { silu, .. } = op {
+                        *silu = true
+                    }
+                })
+            }),
+        ),
+        (
             "delta_net: who shares a key",
             &["delta_net"],
             plan(|p| {

@@ -321,16 +321,17 @@ impl Encoder<'_> {
             }
             Node::Qkv(ref node) => self.qkv(node),
             Node::Attention(ref node) => self.attention(node),
-            Node::CausalConv { module, x, w, width, state, out } => {
+            Node::CausalConv { module, x, w, bias, silu, width, state, out } => {
                 let args = args::CausalConv {
                     step: self.step,
                     x: x.ptr,
                     w,
+                    bias,
                     state: state.ptr,
                     out: out.ptr,
                     state_len: state.len as u64,
                     d: x.width as u32,
-                    reserved: 0,
+                    silu: u32::from(silu),
                 };
                 let tile = (width - 1).max(32);
                 let grid = [x.width.div_ceil(128), self.longest.div_ceil(tile), self.counts.chunks].map(|n| n as u32);

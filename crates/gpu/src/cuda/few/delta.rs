@@ -67,7 +67,7 @@ fn joined(
     i: usize,
 ) -> Option<(DeltaInNode, Node)> {
     let [
-        Op::CausalConv { out: conv, .. },
+        Op::CausalConv { bias: None, silu: true, out: conv, .. },
         Op::SplitHeads { x: whole, n_head: 1, parts },
         Op::HeadNorm { x: q_normed, w: None, eps, .. },
         Op::Scale { x: q_scaled, scale: q_scale },

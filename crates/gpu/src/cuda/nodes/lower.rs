@@ -203,7 +203,7 @@ impl Lower<'_, '_> {
                     singles: None,
                 })
             }
-            Op::CausalConv { x, w, state, out } => {
+            Op::CausalConv { x, w, bias, silu, state, out } => {
                 let width = self.plan.weight(w).shape[1];
                 if width > 64 {
                     let what = format!("run a causal convolution of width {width}, at most 64");
@@ -211,7 +211,8 @@ impl Lower<'_, '_> {
                 }
                 let module = self.modules.id(Key::sized(sources::CAUSAL_CONV, "WIDTH", width));
                 let (x, out) = (self.view(x), self.view(out));
-                Node::CausalConv { module, x, w: self.vector(w)?, width, state: self.state(state), out }
+                let (w, bias) = (self.vector(w)?, self.vector_or_null(bias)?);
+                Node::CausalConv { module, x, w, bias, silu, width, state: self.state(state), out }
             }
             Op::DeltaNet { q, k, v, g, beta, state, heads, out } => {
                 if heads.d_k > 512 {

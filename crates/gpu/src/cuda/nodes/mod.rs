@@ -227,6 +227,8 @@ pub enum Node {
         module: ModuleId,
         x: View,
         w: Ptr,
+        bias: Ptr,
+        silu: bool,
         width: usize,
         state: StateView,
         out: View,

@@ -260,7 +260,7 @@ pub fn delta_in(plan: &Plan, i: usize) -> Option<(DeltaIn, usize)> {
         _ => (None, i),
     };
     let [
-        Op::CausalConv { x, w, state, out: conv },
+        Op::CausalConv { x, w, bias: None, silu: true, state, out: conv },
         Op::SplitHeads { x: whole, n_head: 1, parts },
         Op::HeadNorm { x: q, w: None, eps: q_eps, n_head: n_q, d_head: d_q },
         Op::Scale { x: q_scaled, scale: q_scale },

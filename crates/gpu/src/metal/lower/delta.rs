@@ -23,14 +23,24 @@ impl Lower<'_> {
         (Place::Fixed(self.at.states[state.0 as usize]), Use::Update)
     }
 
-    pub(super) fn causal_conv(&mut self, x: Buf, w: Weight, state: State, out: Buf) -> Result<(), CompileError> {
+    pub(super) fn causal_conv(
+        &mut self,
+        (x, out): (Buf, Buf),
+        (w, bias): (Weight, Option<Weight>),
+        silu: bool,
+        state: State,
+    ) -> Result<(), CompileError> {
         let (d, width) = self.shape(w);
         if !(2..=CONV_TILE as usize + 1).contains(&width) {
             return Err(unsupported(format!("run causal_conv over {width} positions, 2 to {}", CONV_TILE + 1)));
         }
+        let draft = Draft::new(sources::CAUSAL_CONV, "causal_conv");
+        let draft = bias.into_iter().fold(draft, |draft, bias| draft.bind(6, self.vector(bias)));
         self.push(
-            Draft::new(sources::CAUSAL_CONV, "causal_conv")
+            draft
                 .define("WIDTH", width)
+                .define("BIAS", usize::from(bias.is_some()))
+                .define("SILU", usize::from(silu))
                 .bind(0, self.buf(x))
                 .bind(1, self.vector(w))
                 .bind(2, self.state(state))
