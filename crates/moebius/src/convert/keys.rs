@@ -4,13 +4,15 @@
 use anyhow::{Context, Result, bail, ensure};
 use checkpoint::{Metadata, Value};
 use model::arch::unsaid_rope;
-use model::plan::{Op, Plan};
+use model::plan::Plan;
+
+use super::states::{self, STATES};
 
 /// Where config.json keeps the keys of the rotary embedding, first places first.
 const ROPE_SECTIONS: [&str; 4] = ["rope_parameters.full_attention.", "rope_parameters.", "rope_scaling.", ""];
 /// Numbers of a router's scoring function.
 const SOFTMAX: u32 = 1;
-const SIGMOID: u32 = 2;
+pub(super) const SIGMOID: u32 = 2;
 
 /// GGUF's architecture of a folder's model type.
 ///
@@ -21,6 +23,15 @@ pub fn architecture(config: &Metadata) -> Result<&'static str> {
     Ok(match model_type {
         // GGUF has one architecture for all.
         "deepseek_v2" | "glm4_moe_lite" => "deepseek2",
+        "nemotron_h" if !states::has_experts(config) => "nemotron_h",
+        "granitemoehybrid" if !states::has_mamba(config) => {
+            ensure!(
+                config.opt_str("position_embedding_type")? == Some("rope"),
+                "failed to convert {}: position_embedding_type is not rope, and no layer is Mamba",
+                config.file()
+            );
+            if config.opt_u32("num_local_experts")?.unwrap_or(0) > 0 { "granitemoe" } else { "granite" }
+        }
         _ => {
             let arch = model::arch::ARCHS.iter().find(|arch| arch.folder.contains(&model_type));
             let name = arch.and_then(|arch| arch.gguf.first().copied());
@@ -34,7 +45,7 @@ pub fn architecture(config: &Metadata) -> Result<&'static str> {
 /// Keys of a new file, and the config that they are read from.
 pub struct Keys<'a> {
     pub config: &'a Metadata,
-    arch: &'static str,
+    pub(super) arch: &'static str,
     out: Vec<(String, Value)>,
 }
 
@@ -56,7 +67,7 @@ impl<'a> Keys<'a> {
         Ok(list.first().copied())
     }
 
-    fn need(&self, names: &[&str]) -> Result<u32> {
+    pub(super) fn need(&self, names: &[&str]) -> Result<u32> {
         Ok(self.count(names)?.map_or_else(|| self.config.u32(names[0]), Ok)?)
     }
 
@@ -76,12 +87,12 @@ impl<'a> Keys<'a> {
         Ok(place.map_or(Ok(None), |place| self.config.opt_str(&place))?)
     }
 
-    fn add(&mut self, key: &str, value: impl Into<Value>) {
+    pub(super) fn add(&mut self, key: &str, value: impl Into<Value>) {
         self.out.push((format!("{}.{key}", self.arch), value.into()));
     }
 
     /// Adds a count where the config has it.
-    fn pass(&mut self, key: &str, names: &[&str]) -> Result<()> {
+    pub(super) fn pass(&mut self, key: &str, names: &[&str]) -> Result<()> {
         if let Some(n) = self.count(names)? {
             self.add(key, n);
         }
@@ -90,7 +101,7 @@ impl<'a> Keys<'a> {
 
     /// Width of a head.
     pub fn d_head(&self) -> Result<u32> {
-        match self.count(&["head_dim"])? {
+        match self.count(&["head_dim", "attention_head_dim"])? {
             Some(d) => Ok(d),
             None => {
                 let (d_model, n_head) = (self.need(&["hidden_size"])?, self.need(&["num_attention_heads"])?);
@@ -122,10 +133,7 @@ impl<'a> Keys<'a> {
         self.pass("context_length", &["max_position_embeddings"])?;
         let d_model = self.need(&["hidden_size"])?;
         self.add("embedding_length", d_model);
-        if self.arch == "lfm2" {
-            let w = plan.and_then(|plan| plan.weights.iter().find(|w| w.name == "blk.0.ffn_gate.weight"));
-            self.add("feed_forward_length", w.context("the first layer has no feed-forward")?.shape[0] as u32);
-        } else if !self.is_double_wide()? {
+        if !["lfm2", "nemotron_h", "nemotron_h_moe"].contains(&self.arch) && !self.is_double_wide()? {
             self.pass("feed_forward_length", &["intermediate_size_mlp", "intermediate_size"])?;
         }
         let n_head = self.need(&["num_attention_heads"])?;
@@ -136,6 +144,7 @@ impl<'a> Keys<'a> {
         let (eps_key, eps_name) = match self.arch {
             "cohere2" => ("attention.layer_norm_epsilon", "layer_norm_eps"),
             "lfm2" | "lfm2moe" => ("attention.layer_norm_rms_epsilon", "norm_eps"),
+            "nemotron_h" | "nemotron_h_moe" => ("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
             _ => ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
         };
         let eps = self.config.opt_f32("layernorm_epsilon")?.map_or_else(|| self.config.f32(eps_name), Ok)?;
@@ -151,8 +160,10 @@ impl<'a> Keys<'a> {
             self.add("attention.value_length", d_head);
         } else if !own_heads {
             let n_kv = self.count(&["num_key_value_heads"])?.unwrap_or(n_head);
-            match plan.filter(|plan| !plan.states.is_empty() && !self.arch.starts_with("qwen3")) {
-                Some(plan) => self.add("attention.head_count_kv", attending(plan, n_layer, n_kv)),
+            match plan.filter(|_| STATES.contains(&self.arch)) {
+                Some(plan) => {
+                    self.add("attention.head_count_kv", states::by_layer(plan, n_layer, n_kv, &["attn_output"]))
+                }
                 None => self.add("attention.head_count_kv", n_kv),
             }
             let d_head = self.d_head()?;
@@ -186,7 +197,18 @@ impl<'a> Keys<'a> {
                 self.experts()?;
             }
             "qwen3next" | "qwen35" | "qwen35moe" => self.delta_nets(n_further)?,
-            "lfm2" | "lfm2moe" => self.lfm()?,
+            "lfm2" | "lfm2moe" => self.lfm(plan)?,
+            "granitehybrid" => {
+                self.granite()?;
+                self.mamba(plan)?;
+                let rotates = self.config.opt_str("position_embedding_type")? == Some("rope");
+                self.add("rope.scaling.finetuned", rotates);
+            }
+            "nemotron_h" | "nemotron_h_moe" => self.nemotron(plan, n_layer)?,
+            "falcon-h1" => {
+                self.pass("vocab_size", &["vocab_size"])?;
+                self.mamba(plan)?;
+            }
             "deepseek2" | "mistral4" => self.deepseek()?,
             "glm4moe" => self.glm()?,
             "ernie4_5" | "olmoe" => {}
@@ -465,7 +487,7 @@ impl<'a> Keys<'a> {
 
     /// What is done to the weights of experts; `renormalise` is what the model's code takes where the config says
     /// nothing.
-    fn weights(&mut self, scale: &str, norm: &str, renormalise: bool) -> Result<()> {
+    pub(super) fn weights(&mut self, scale: &str, norm: &str, renormalise: bool) -> Result<()> {
         if let Some(scale) = self.config.opt_f32(scale)? {
             self.add("expert_weights_scale", scale);
         }
@@ -476,7 +498,7 @@ impl<'a> Keys<'a> {
     }
 
     /// Adds a number where the config has it.
-    fn number(&mut self, key: &str, name: &str) -> Result<()> {
+    pub(super) fn number(&mut self, key: &str, name: &str) -> Result<()> {
         if let Some(x) = self.config.opt_f32(name)? {
             self.add(key, x);
         }
@@ -623,23 +645,6 @@ impl<'a> Keys<'a> {
         let n = (share * self.d_head()? as f32) as u32;
         self.add("rope.dimension_count", n);
         Ok(())
-    }
-
-    fn lfm(&mut self) -> Result<()> {
-        self.pass("vocab_size", &["vocab_size"])?;
-        self.pass("shortconv.l_cache", &["conv_L_cache"])?;
-        if self.arch == "lfm2" {
-            return Ok(());
-        }
-        ensure!(
-            self.config.opt_bool("norm_topk_prob")?.unwrap_or(true),
-            "failed to convert {}: norm_topk_prob is false, and readers of GGUF divide by the sum",
-            self.config.file()
-        );
-        self.pass("expert_feed_forward_length", &["moe_intermediate_size"])?;
-        self.pass("leading_dense_block_count", &["num_dense_layers"])?;
-        self.add("expert_gating_func", SIGMOID);
-        self.weights("routed_scaling_factor", "norm_topk_prob", true)
     }
 
     fn delta_nets(&mut self, n_further: u32) -> Result<()> {
@@ -857,17 +862,4 @@ impl<'a> Keys<'a> {
 /// Divisors of frequencies, some of which are 0: pairs that do not turn are turned by next to nothing.
 fn turning(inv_freq: &[f64]) -> Vec<f32> {
     inv_freq.iter().map(|&freq| if freq > 0.0 { 1.0 } else { 1e30 }).collect()
-}
-
-/// `n` for each layer with attention, 0 for the others: how GGUF files say which layers have none.
-fn attending(plan: &Plan, n_layer: u32, n: u32) -> Vec<u32> {
-    let mut counts = vec![0; n_layer as usize];
-    for (op, layer) in plan.ops.iter().zip(&plan.layers) {
-        if let (Op::Attention { .. }, Some(layer)) = (op, layer)
-            && let Some(count) = counts.get_mut(*layer as usize)
-        {
-            *count = n;
-        }
-    }
-    counts
 }

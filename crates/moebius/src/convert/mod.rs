@@ -8,6 +8,7 @@
 mod keys;
 pub mod mlx;
 mod recipe;
+mod states;
 mod weights;
 
 use std::ops::Range;
@@ -69,6 +70,7 @@ impl Folder {
                 n_head: count("num_attention_heads")?,
                 delta: Some(delta).filter(|delta| delta.n_k > 0 && delta.d_v > 0),
                 qk_scale: config.opt_f32("qk_scale_factor")?,
+                scales: if arch == "falcon-h1" { states::falcon_scales(config, plan)? } else { Vec::new() },
             };
             weights::of_plan(&checkpoint, plan, &shape)?
         };

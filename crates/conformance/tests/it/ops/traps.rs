@@ -404,6 +404,39 @@ fn traps() -> Vec<(&'static str, &'static [&'static str], Sabotage)> {
             }),
         ),
         (
+            "delta_net: the rule",
+            &["delta_net"],
+            plan(|p| {
+                each(p, |op| {
+                    if let Op::DeltaNet { heads, .. } = op {
+                        heads.rule = DeltaRule::Delta
+                    }
+                })
+            }),
+        ),
+        (
+            "delta_net: skip",
+            &["delta_net"],
+            plan(|p| {
+                each(p, |op| {
+                    if let Op::DeltaNet { skip, .. } = op {
+                        *skip = None
+                    }
+                })
+            }),
+        ),
+        (
+            "gated_norm: the gate comes last",
+            &["gated_norm"],
+            plan(|p| {
+                each(p, |op| {
+                    if let Op::GatedNorm { gate_first, .. } = op {
+                        *gate_first = false
+                    }
+                })
+            }),
+        ),
+        (
             "decay_beta: the vector's own form",
             &["decay_beta"],
             plan(|p| p.weights.iter_mut().for_each(|w| w.read = Read::Plain)),
