@@ -207,11 +207,12 @@ struct Center {
 
 struct HeadNorm {
     float* x;          // [n, d], rows of heads
-    const float* w;    // [d], or null
+    const float* w;    // [d], [n_w, d] of heads that differ, or null
     const float* gate; // [n, d] of a gated norm
     u64 n;
     u32 d;
     float eps;
+    u32 n_w, gate_first;
 };
 
 struct RopeTable {
@@ -291,10 +292,11 @@ struct CausalConv {
     Step step;
     const float* x; // [T, d]
     const float* w; // [d, WIDTH]
+    const float* bias; // [d] or none
     float* state;   // [n_states][(WIDTH - 1), d]
     float* out;     // [T, d]
     u64 state_len;  // (WIDTH - 1) * d
-    u32 d, reserved;
+    u32 d, silu;
 };
 
 struct DeltaNet {
@@ -304,10 +306,11 @@ struct DeltaNet {
     const float* v;    // [T, n_v_head, d_v]
     const float* g;    // [T, n_v_head]
     const float* beta; // [T, n_v_head]
+    const float* skip; // [n_v_head], or null
     float* state;      // [n_states][n_v_head, d_k, d_v]
     float* out;        // [T, n_v_head, d_v]
     u64 state_len;     // n_v_head * d_k * d_v
-    u32 n_k_head, n_v_head, d_v, tiled;
+    u32 n_k_head, n_v_head, d_v, tiled, is_sum, reserved;
 };
 
 // The delta rule in tiles of 32 positions: what `delta_tiles` finds of each, for `delta_chunks`.

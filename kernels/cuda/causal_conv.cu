@@ -1,5 +1,5 @@
-// causal_conv: out[t, c] = silu(sum_j w[c, j] * row[t + j, c]) over the rows [state | x] of a chunk, and the last WIDTH
-// - 1 of them become the state. Compiled for a width: -DWIDTH.
+// causal_conv: out[t, c] = sum_j w[c, j] * row[t + j, c] (+ bias[c]) over the rows [state | x] of a chunk, then silu where
+// the op has it; the last WIDTH - 1 of the rows become the state. Compiled for a width: -DWIDTH.
 //
 // grid (d / 128, tiles of TILE tokens, chunks), block 128: a thread a channel. A chunk's first tile alone sees the old
 // state, since TILE >= WIDTH - 1, and writes the new one when it has read it.
@@ -15,6 +15,7 @@ KERNEL __launch_bounds__(128) causal_conv(const __grid_constant__ CausalConv a) 
     float w[WIDTH];
 #pragma unroll
     for (int j = 0; j < WIDTH; j++) w[j] = channel < a.d ? a.w[(u64)channel * WIDTH + j] : 0.0f;
+    const float bias = a.bias && channel < a.d ? a.bias[channel] : 0.0f;
     PDL_WAIT();
     const Chunk c = a.step.chunks[blockIdx.z];
     const u32 first = blockIdx.y * TILE;
@@ -51,7 +52,8 @@ KERNEL __launch_bounds__(128) causal_conv(const __grid_constant__ CausalConv a) 
         float sum = w[STATE_ROWS] * now;
 #pragma unroll
         for (int j = 0; j < STATE_ROWS; j++) sum += w[j] * rows[j];
-        out[(u64)t * a.d] = sum * sigmoid(sum);
+        sum += bias;
+        out[(u64)t * a.d] = a.silu ? sum * sigmoid(sum) : sum;
 #pragma unroll
         for (int j = 0; j + 1 < STATE_ROWS; j++) rows[j] = rows[j + 1];
         rows[STATE_ROWS - 1] = now;

@@ -1,5 +1,5 @@
-// delta_net: for each head of v, position after position, S = g*S; S += k (x) beta*(v - S^T k); out = S^T q.
-// Compiled for -DD_K.
+// delta_net: for each head of v, position after position, S = g*S; S += k (x) beta*(v - S^T k); out = S^T q (+ skip*v).
+// With the rule of a sum, S += k (x) beta*v. Compiled for -DD_K.
 //
 // grid (columns of d_v / 16, n_v_head, chunks), block 128: eight lanes hold a column of S in registers, D_K / 8 numbers
 // each, from the chunk's first token to its last. Keys, queries, values and gates come through shared memory, TOKENS at
@@ -89,9 +89,12 @@ KERNEL __launch_bounds__(128) delta_net(const __grid_constant__ DeltaNet a) {
 #pragma unroll
     for (int i = 0; i < EACH; i++) s[i] = {kept(i, 0), kept(i, 1), kept(i, 2), kept(i, 3)};
     float* out = a.out + ((u64)c.first * a.n_v_head + head) * d_v + column;
-    const auto store = [&](u32 t, float y) {
-        if (is_real && lane == 0) out[(u64)t * a.n_v_head * d_v] = y;
+    const float skip = a.skip ? a.skip[head] : 0.0f;
+    const auto store = [&](u32 t, float y, float v) {
+        if (is_real && lane == 0) out[(u64)t * a.n_v_head * d_v] = a.skip ? y + skip * v : y;
     };
+    // What the key found, which a sum does not take away.
+    const auto found = [&](float x) { return a.is_sum ? 0.0f : x; };
     const auto one = [&](const Staged& now, u32 t, u32 first) {
         const float g = now.g[t], v = is_real ? now.v[t][own] : 0.0f;
         float4 k[EACH];
@@ -101,14 +104,14 @@ KERNEL __launch_bounds__(128) delta_net(const __grid_constant__ DeltaNet a) {
             k[i] = *(const float4*)&now.k[t][row_of(i, 0)];
             known += dot(s[i], k[i]);
         }
-        const float delta = now.beta[t] * (v - g * sum_of_lanes(known));
+        const float delta = now.beta[t] * (v - found(g * sum_of_lanes(known)));
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             s[i] = {g * s[i].x + k[i].x * delta, g * s[i].y + k[i].y * delta, g * s[i].z + k[i].z * delta,
                     g * s[i].w + k[i].w * delta};
             y += dot(s[i], *(const float4*)&now.q[t][row_of(i, 0)]);
         }
-        store(first + t, sum_of_lanes(y));
+        store(first + t, sum_of_lanes(y), v);
     };
     // Two tokens with the sums of both over S as it was before: what the first adds is known from k and q alone.
     const auto both = [&](const Staged& now, u32 t, u32 first) {
@@ -128,16 +131,16 @@ KERNEL __launch_bounds__(128) delta_net(const __grid_constant__ DeltaNet a) {
         s_k1 = sum_of_lanes(s_k1), s_k2 = sum_of_lanes(s_k2), s_q1 = sum_of_lanes(s_q1), s_q2 = sum_of_lanes(s_q2);
         k1_k2 = sum_of_lanes(k1_k2), k1_q1 = sum_of_lanes(k1_q1), k1_q2 = sum_of_lanes(k1_q2);
         k2_q2 = sum_of_lanes(k2_q2);
-        const float delta1 = now.beta[t] * (v1 - g1 * s_k1);
-        const float delta2 = now.beta[t + 1] * (v2 - g2 * (g1 * s_k2 + k1_k2 * delta1));
+        const float delta1 = now.beta[t] * (v1 - found(g1 * s_k1));
+        const float delta2 = now.beta[t + 1] * (v2 - found(g2 * (g1 * s_k2 + k1_k2 * delta1)));
         const float g = g1 * g2, d1 = g2 * delta1;
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             s[i] = {g * s[i].x + k1[i].x * d1 + k2[i].x * delta2, g * s[i].y + k1[i].y * d1 + k2[i].y * delta2,
                     g * s[i].z + k1[i].z * d1 + k2[i].z * delta2, g * s[i].w + k1[i].w * d1 + k2[i].w * delta2};
         }
-        store(first + t, g1 * s_q1 + k1_q1 * delta1);
-        store(first + t + 1, g2 * (g1 * s_q2 + k1_q2 * delta1) + k2_q2 * delta2);
+        store(first + t, g1 * s_q1 + k1_q1 * delta1, v1);
+        store(first + t + 1, g2 * (g1 * s_q2 + k1_q2 * delta1) + k2_q2 * delta2, v2);
     };
     for (u32 first = 0, turn = 0; first < c.len; first += TOKENS, turn ^= 1) {
         const Staged& now = staged[turn];

@@ -54,7 +54,7 @@ KERNEL __launch_bounds__(256) decay_beta(const __grid_constant__ DecayBeta a) {
     ELEMENT_OR_RETURN(a.len)
     const u64 c = i % a.n;
     a.g[i] = expf(a.a_log[c] * softplus(a.a[i] + a.dt_bias[c]));
-    a.beta[i] = sigmoid(a.b[i]);
+    a.beta[i] = a.b ? sigmoid(a.b[i]) : softplus(a.a[i] + a.dt_bias[c]);
 }
 
 // Part of every head: split, to[head, :] = from[head, first + :]; joined, the other way.

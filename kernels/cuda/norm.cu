@@ -126,12 +126,19 @@ __device__ __forceinline__ void norm_head(const HeadNorm& a, const float* gate) 
     const u64 head = (u64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (head >= a.n) return;
     float* x = a.x + head * a.d;
+    const float* w = a.w ? a.w + head % a.n_w * a.d : nullptr;
     float sum = 0.0f;
-    for (u32 i = lane; i < a.d; i += 32) sum += x[i] * x[i];
+    for (u32 i = lane; i < a.d; i += 32) {
+        if (gate && a.gate_first) {
+            const float g = gate[head * a.d + i];
+            x[i] *= g * sigmoid(g);
+        }
+        sum += x[i] * x[i];
+    }
     const float r = 1.0f / sqrtf(warp_sum(sum) / (float)a.d + a.eps);
     for (u32 i = lane; i < a.d; i += 32) {
-        float y = x[i] * r * (a.w ? a.w[i] : 1.0f);
-        if (gate) {
+        float y = x[i] * r * (w ? w[i] : 1.0f);
+        if (gate && !a.gate_first) {
             const float g = gate[head * a.d + i];
             y *= g * sigmoid(g);
         }

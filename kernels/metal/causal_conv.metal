@@ -1,8 +1,8 @@
-// causal_conv: out[t, c] = silu(sum_j w[c, j] * row[t + j, c]) over the rows [state | x] of a chunk, and the last WIDTH
-// - 1 of them become the state. A thread a channel of TILE tokens of a chunk.
+// causal_conv: out[t, c] = sum_j w[c, j] * row[t + j, c] (+ bias[c]) over the rows [state | x] of a chunk, then silu with
+// SILU; the last WIDTH - 1 of the rows become the state. A thread a channel of TILE tokens of a chunk.
 //
 // A chunk's first tile alone reads the old state, since TILE >= WIDTH - 1, and writes the new one when it has read it.
-// Compiled with WIDTH.
+// Compiled with WIDTH, BIAS and SILU 0 or 1.
 // grid (ceil(d / 64), ceil(tokens of the longest chunk / TILE), chunks), 64 threads
 #include "metal/common.h"
 #include "metal/chunk.h"
@@ -18,6 +18,9 @@ struct CausalConv {
 kernel void causal_conv(device const float* x [[buffer(0)]], device const float* w [[buffer(1)]],
                         device float* states [[buffer(2)]], device float* out [[buffer(3)]],
                         constant CausalConv& a [[buffer(4)]], device const Chunk* chunks [[buffer(5)]],
+#if BIAS
+                        device const float* bias [[buffer(6)]],
+#endif
                         uint3 group [[threadgroup_position_in_grid]], uint t [[thread_index_in_threadgroup]]) {
     const uint channel = group.x * 64 + t, begin = group.y * TILE;
     device const Chunk& c = chunks[group.z];
@@ -48,7 +51,10 @@ kernel void causal_conv(device const float* x [[buffer(0)]], device const float*
         rows[STATE_ROWS] = from[(ulong)i * a.d];
         float sum = 0.0f;
         for (uint j = 0; j < WIDTH; j++) sum += taps[j] * rows[j];
-        out[(ulong)(c.first + i) * a.d + channel] = sum * sigmoid(sum);
+#if BIAS
+        sum += bias[channel];
+#endif
+        out[(ulong)(c.first + i) * a.d + channel] = SILU ? sum * sigmoid(sum) : sum;
         for (uint j = 0; j < STATE_ROWS; j++) rows[j] = rows[j + 1];
     }
 }

@@ -1,8 +1,8 @@
 // delta_net: for each head of v, position after position, S = g*S; S += k (x) beta*(v - S^T k); out = S^T q. A
 // simdgroup takes 4 * FOURS columns of S of a head through a chunk, in registers: lane l has their numbers l, l + 32,
 // ... Columns of S lie as rows, [n_v_head, d_v, D_K], so that a simdgroup reads them side by side. With NORM a
-// threadgroup has all columns of a head, and out = rms_norm(out) * w * silu(gate). Compiled with D_K, FOURS, SIMDGROUPS
-// of a threadgroup, NORM 0 or 1. grid (ceil(d_v / (4 * FOURS * SIMDGROUPS)), n_v_head, chunks), 32 * SIMDGROUPS threads
+// threadgroup has all columns of a head, and out = rms_norm(out) * w * silu(gate). With SUM, S += k (x) beta*v; with SKIP,
+// out += skip*v. Compiled with D_K, FOURS, SIMDGROUPS of a threadgroup, NORM, SUM and SKIP 0 or 1. grid (ceil(d_v / (4 * FOURS * SIMDGROUPS)), n_v_head, chunks), 32 * SIMDGROUPS threads
 #include "metal/common.h"
 #include "metal/chunk.h"
 
@@ -26,6 +26,9 @@ kernel void delta_net(device const float* q [[buffer(0)]], device const float* k
                       device const Chunk* chunks [[buffer(8)]],
 #if NORM
                       device const float* gate [[buffer(9)]], device const float* w [[buffer(10)]],
+#endif
+#if SKIP
+                      device const float* skip [[buffer(11)]],
 #endif
                       uint3 group [[threadgroup_position_in_grid]], uint sg [[simdgroup_index_in_threadgroup]],
                       uint lane [[thread_index_in_simdgroup]]) {
@@ -64,17 +67,26 @@ kernel void delta_net(device const float* q [[buffer(0)]], device const float* k
         float4 found[FOURS];
         for (uint f = 0; f < FOURS; f++) {
             float4 known = float4(0.0f), value = float4(0.0f), y = float4(0.0f);
+#if !SUM
             for (uint j = 0; j < EACH; j++) known += s[f][j] * key[j];
+#endif
             for (uint column = 0; column < 4; column++) {
                 const uint i = begin + 4 * f + column;
                 if (i < a.d_v) value[column] = v[at * a.d_v + i];
             }
+#if SUM
+            const float4 delta = rate * value;
+#else
             const float4 delta = rate * (value - decay * simd_sum(known));
+#endif
             for (uint j = 0; j < EACH; j++) {
                 s[f][j] = decay * s[f][j] + key[j] * delta;
                 y += s[f][j] * asked[j];
             }
             found[f] = simd_sum(y);
+#if SKIP
+            found[f] += skip[head] * value;
+#endif
         }
 #if NORM
         float sum = 0.0f;

@@ -1,4 +1,5 @@
-// gated_norm: x = x * rsqrt(mean(x^2) + eps) * w * silu(gate) of each head's numbers, in place. A simdgroup a head.
+// gated_norm: x = x * rsqrt(mean(x^2) + eps) * w * silu(gate) of each head's numbers, in place; with GATE_FIRST
+// x = x * silu(gate) before its norm. w has numbers for n_w heads. A simdgroup a head. Compiled with GATE_FIRST 0 or 1.
 // grid (ceil(heads of all rows / 2)), 64 threads
 #include "metal/common.h"
 
@@ -6,6 +7,7 @@ struct GatedNorm {
     uint n;
     uint d;
     float eps;
+    uint n_w;
 };
 
 kernel void gated_norm(device float* x [[buffer(0)]], device const float* gate [[buffer(1)]],
@@ -16,8 +18,20 @@ kernel void gated_norm(device float* x [[buffer(0)]], device const float* gate [
     if (head >= a.n) return;
     device float* row = x + (ulong)head * a.d;
     device const float* by = gate + (ulong)head * a.d;
+    device const float* scale = w + (ulong)(head % a.n_w) * a.d;
     float sum = 0.0f;
-    for (uint i = lane; i < a.d; i += 32) sum += row[i] * row[i];
+    for (uint i = lane; i < a.d; i += 32) {
+#if GATE_FIRST
+        row[i] *= by[i] * sigmoid(by[i]);
+#endif
+        sum += row[i] * row[i];
+    }
     const float r = 1.0f / precise::sqrt(simd_sum(sum) / float(a.d) + a.eps);
-    for (uint i = lane; i < a.d; i += 32) row[i] = row[i] * r * w[i] * (by[i] * sigmoid(by[i]));
+    for (uint i = lane; i < a.d; i += 32) {
+#if GATE_FIRST
+        row[i] = row[i] * r * scale[i];
+#else
+        row[i] = row[i] * r * scale[i] * (by[i] * sigmoid(by[i]));
+#endif
+    }
 }

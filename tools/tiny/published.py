@@ -115,7 +115,56 @@ def gemma4(model_type, layers, kinds, **more):
                    audio_config=None, **{mark: N_VOCAB + i for i, mark in enumerate(marks)})
 
 
+def lfm2(model_type, cls, **more):
+    config = base(model_type, cls, 3, 4, 2, tied=True, layer_types=["conv", F, "conv"], conv_L_cache=3, conv_bias=False,
+                  norm_eps=1e-5, rope_theta=1000000.0, tie_embedding=True, **more)
+    return without(config, "rms_norm_eps", "hidden_act")
+
+
+def mamba(n_groups):
+    return dict(mamba_d_conv=4, mamba_d_head=8, mamba_d_state=12, mamba_expand=2, mamba_n_groups=n_groups,
+                mamba_n_heads=8, mamba_conv_bias=True, mamba_proj_bias=False, mamba_chunk_size=16)
+
+
+def nemotron_h(pattern, **more):
+    config = base("nemotron_h", "NemotronHForCausalLM", len(pattern), 4, 2, 16, hybrid_override_pattern=pattern,
+                  mamba_num_heads=8, mamba_head_dim=8, ssm_state_size=12, n_groups=2, conv_kernel=4, expand=2,
+                  chunk_size=16, mamba_hidden_act="silu", mamba_proj_bias=False, mamba_ssm_cache_dtype="float32",
+                  mlp_hidden_act="relu2", layer_norm_epsilon=1e-5, norm_eps=1e-5, use_conv_bias=True, use_bias=False,
+                  attention_bias=False, mlp_bias=False, time_step_min=0.001, time_step_max=0.1,
+                  time_step_floor=0.0001, time_step_limit=[0.0, float("inf")], rope_theta=10000,
+                  partial_rotary_factor=1.0, sliding_window=None, residual_in_fp32=False, **more)
+    return without(config, "rms_norm_eps", "hidden_act")
+
+
 MODELS = {
+    "lfm2": lambda: lfm2("lfm2", "Lfm2ForCausalLM", block_ff_dim=80, block_auto_adjust_ff_dim=True,
+                         block_ffn_dim_multiplier=1.0, block_multiple_of=16),
+    "lfm2_moe": lambda: lfm2("lfm2_moe", "Lfm2MoeForCausalLM", moe_intermediate_size=16, num_dense_layers=1,
+                             num_experts=6, num_experts_per_tok=3, norm_topk_prob=True, use_expert_bias=True,
+                             routed_scaling_factor=1.8),
+    "nemotron_h": lambda: nemotron_h(
+        "ME*", moe_intermediate_size=16, moe_shared_expert_intermediate_size=24, n_routed_experts=6,
+        n_shared_experts=1, num_experts_per_tok=3, n_group=1, topk_group=1, norm_topk_prob=True,
+        routed_scaling_factor=2.5),
+    "nemotron_h_latent": lambda: nemotron_h(
+        "ME*", moe_intermediate_size=16, moe_shared_expert_intermediate_size=24, n_routed_experts=6,
+        n_shared_experts=1, num_experts_per_tok=3, n_group=1, topk_group=1, norm_topk_prob=True,
+        routed_scaling_factor=2.5, moe_latent_size=24, moe_shared_expert_overlap=False),
+    "nemotron_h_dense": lambda: nemotron_h("M-*"),
+    "granitemoehybrid": lambda: base(
+        "granitemoehybrid", "GraniteMoeHybridForCausalLM", 2, 4, 2, tied=True, intermediate_size=16,
+        num_local_experts=6, num_experts_per_tok=3, shared_intermediate_size=24, layer_types=["mamba", "attention"],
+        position_embedding_type="nope", normalization_function="rmsnorm", rope_theta=10000, logits_scaling=6.0,
+        **mamba(1), **without(GRANITE, "mlp_bias")),
+    # Powers of two, by which a file's matrices can be multiplied in bf16.
+    "falcon_h1": lambda: base(
+        "falcon_h1", "FalconH1ForCausalLM", 2, 4, 2, 8, attention_bias=False, attention_in_multiplier=0.5,
+        attention_out_multiplier=2.0, embedding_multiplier=4.0, key_multiplier=0.25, lm_head_multiplier=0.125,
+        mamba_d_ssm=48, mamba_norm_before_gate=False, mamba_rms_norm=False, mamba_use_mlp=True, mlp_bias=False,
+        mlp_multipliers=[0.5, 2.0], projectors_bias=False, rope_scaling=None, rope_theta=100000000000.0,
+        ssm_in_multiplier=2.0, ssm_multipliers=[0.25, 0.5, 2.0, 0.125, 0.0625], ssm_out_multiplier=0.5,
+        **mamba(1) | dict(mamba_n_heads=6)),
     "minimax_m2": lambda: base(
         "minimax_m2", "MiniMaxM2ForCausalLM", 2, 4, 2, 16, intermediate_size=16, num_local_experts=6,
         num_experts_per_tok=3, rope_theta=5000000, rotary_dim=8, qk_norm_type="per_layer", use_qk_norm=True,
@@ -296,6 +345,10 @@ def randomize(model, seed, embedding):
                 p.zero_()
             elif name.endswith("sinks") or "sink_bias" in name:
                 p.copy_(1 + r)
+            elif name.endswith("dt_bias"):
+                p.copy_(r - 1.0)
+            elif name.endswith("A_log"):
+                p.copy_(0.7 * r)
             elif "bias" in name.rsplit(".", 1)[-1]:
                 p.copy_(0.2 * r)
             elif "embed_tokens_per_layer" in name:

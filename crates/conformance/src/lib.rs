@@ -265,7 +265,8 @@ fn folder(tensors: &[(String, Vec<usize>, WeightType, PlanesBuf)]) -> Checkpoint
 }
 
 impl Maker {
-    /// `x += gated_delta_net(norm(x))`, from q, k and v that go through one convolution.
+    /// `x += gated_delta_net(norm(x))`, from q, k and v that go through one convolution; with the rule of a sum, and all
+    /// else that Mamba-2 has differently.
     fn delta_net(&mut self, x: Buf, s: Shape, width: usize, heads: DeltaHeads) {
         let DeltaHeads { n_k_head, n_v_head, d_k, d_v, .. } = heads;
         let (t, [tq, tk, ..], eps) = (Rows::Tokens, s.types, 1e-6);
@@ -279,7 +280,9 @@ impl Maker {
         let w = self.weight(&[2 * k_row + v_row, width], WeightType::BF16);
         let out = self.buf(t, 2 * k_row + v_row);
         let state = self.state("conv", (width - 1) * (2 * k_row + v_row));
-        self.op(Op::CausalConv { x: mixed, w, state, out });
+        let is_sum = heads.rule == DeltaRule::Sum;
+        let bias = is_sum.then(|| self.weight(&[2 * k_row + v_row], WeightType::F32));
+        self.op(Op::CausalConv { x: mixed, w, bias, silu: true, state, out });
         let [q, k, v] = [k_row, k_row, v_row].map(|width| self.buf(t, width));
         self.op(Op::SplitHeads { x: out, n_head: 1, parts: vec![(k_row, q), (k_row, k), (v_row, v)] });
         for x in [q, k] {
@@ -289,12 +292,14 @@ impl Maker {
         let [g, beta] = [0, 1].map(|_| self.buf(t, n_v_head));
         let (a_log, dt_bias) = (self.weight(&[n_v_head], WeightType::F32), self.weight(&[n_v_head], WeightType::BF16));
         self.plan.weights[a_log.0 as usize].read = Read::NegExp;
-        self.op(Op::DecayBeta { a, b, a_log, dt_bias, g_out: g, beta_out: beta });
+        self.op(Op::DecayBeta { a, b: (!is_sum).then_some(b), a_log, dt_bias, g_out: g, beta_out: beta });
         let out = self.buf(t, v_row);
         let state = self.state("delta", n_v_head * d_k * d_v);
-        self.op(Op::DeltaNet { q, k, v, g, beta, state, heads, out });
-        let w = self.weight(&[d_v], WeightType::F16);
-        self.op(Op::GatedNorm { x: out, gate: z, w, eps, n_head: n_v_head, d_head: d_v });
+        let skip = is_sum.then(|| self.weight(&[n_v_head], WeightType::F32));
+        self.op(Op::DeltaNet { q, k, v, g, beta, skip, state, heads, out });
+        let shape = [n_v_head, d_v];
+        let w = self.weight(if is_sum { &shape } else { &shape[1..] }, WeightType::F16);
+        self.op(Op::GatedNorm { x: out, gate: z, w, gate_first: is_sum, eps, n_head: n_v_head, d_head: d_v });
         let y = self.linear(out, t, s.d_model, tk, false);
         self.op(Op::Add { x, y });
     }

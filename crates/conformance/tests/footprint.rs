@@ -10,7 +10,7 @@ use backend::residency::Policy;
 use backend::{Backend, CacheType, KvType, Limits};
 use conformance::{PLAIN, Shape, model};
 use cpu::{Cpu, Isa};
-use model::plan::{DeltaHeads, Sharing, ValidPlan};
+use model::plan::{DeltaHeads, DeltaRule, Sharing, ValidPlan};
 use quant::WeightType::*;
 
 /// Bytes allocated and not freed.
@@ -44,7 +44,10 @@ const LARGE: usize = 4 << 20;
 #[test]
 fn the_footprint_is_what_compiling_allocates() {
     limits_that_cannot_be_saturate();
-    let delta = Some((4, DeltaHeads { n_k_head: 2, n_v_head: 4, d_k: 64, d_v: 64, sharing: Sharing::Grouped }));
+    let delta = Some((
+        4,
+        DeltaHeads { n_k_head: 2, n_v_head: 4, d_k: 64, d_v: 64, sharing: Sharing::Grouped, rule: DeltaRule::Delta },
+    ));
     let quantised = Shape { d_model: 256, d_ff: 512, types: [Q4_K, Q8_0, Q4_K, Q8_0, Q5_K], ..PLAIN };
     let shapes = [
         ("plain", PLAIN),

@@ -19,6 +19,7 @@ use super::ops::experts_streamed::{LOOKAHEAD_ROWS, Lookahead, StreamedMats, Stre
 use super::ops::head_linear;
 use super::ops::kv_append::CacheView;
 use super::ops::linear::N_KINDS;
+use super::ops::norm::GatedNormStep;
 use super::ops::rope::RopeTable;
 use super::ops::route::RouterStep;
 use super::pool::Pool;
@@ -543,16 +544,21 @@ impl Lower<'_> {
             Op::Select { x, out } => OpStep::Select { x: view(x), out: view(out) },
             Op::Scale { x, scale } => OpStep::Scale { x: view(x), scale },
             Op::ScaleBy { x, w } => OpStep::Scale { x: view(x), scale: self.vector(w)?[0] },
-            Op::CausalConv { x, w, state, out } => {
-                let state = self.states.views[state.0 as usize];
-                OpStep::CausalConv(CausalConvStep::new(view(x), &self.vector(w)?, state, view(out)))
-            }
-            Op::DeltaNet { q, k, v, g, beta, state, heads, out } => OpStep::DeltaNet(DeltaNetStep {
+            Op::CausalConv { x, w, bias, silu, state, out } => OpStep::CausalConv(CausalConvStep {
+                x: view(x),
+                w: CausalConvStep::by_tap(&self.vector(w)?, self.plan.buf(x).width),
+                bias: bias.map(|w| self.vector(w)).transpose()?,
+                silu,
+                state: self.states.views[state.0 as usize],
+                out: view(out),
+            }),
+            Op::DeltaNet { q, k, v, g, beta, skip, state, heads, out } => OpStep::DeltaNet(DeltaNetStep {
                 q: view(q),
                 k: view(k),
                 v: view(v),
                 g: view(g),
                 beta: view(beta),
+                skip: skip.map(|w| self.vector(w)).transpose()?,
                 state: self.states.views[state.0 as usize],
                 heads,
                 out: view(out),
@@ -560,15 +566,17 @@ impl Lower<'_> {
             Op::GateBy { x, gate, factor } => OpStep::GateBy { x: view(x), gate: view(gate), factor },
             Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => OpStep::DecayBeta(DecayBetaStep {
                 a: view(a),
-                b: view(b),
+                b: b.map(view),
                 a_log: self.vector(a_log)?,
                 dt_bias: self.vector(dt_bias)?,
                 g_out: view(g_out),
                 beta_out: view(beta_out),
             }),
-            Op::GatedNorm { x, gate, w, eps, .. } => {
-                OpStep::GatedNorm { x: view(x), gate: view(gate), w: self.vector(w)?, eps }
-            }
+            Op::GatedNorm { x, gate, w, gate_first, eps, d_head, .. } => OpStep::GatedNorm {
+                x: view(x),
+                gate: view(gate),
+                norm: GatedNormStep { w: self.vector(w)?, d_head, gate_first, eps },
+            },
             Op::Softcap { x, cap } => OpStep::Softcap { x: view(x), cap },
         })
     }

@@ -22,6 +22,7 @@ use super::ops::experts::{ExpertLists, ExpertMats};
 use super::ops::experts_streamed::{StreamedMats, Streaming};
 use super::ops::kv_append::CacheView;
 use super::ops::linear::N_KINDS;
+use super::ops::norm::GatedNormStep;
 use super::ops::rope::RopeTable;
 use super::ops::route::RouterStep;
 use super::ops::{
@@ -133,7 +134,7 @@ pub enum OpStep {
     Softcap { x: View, cap: f32 },
     GateBy { x: View, gate: View, factor: GateFactor },
     DecayBeta(DecayBetaStep),
-    GatedNorm { x: View, gate: View, w: Vec<f32>, eps: f32 },
+    GatedNorm { x: View, gate: View, norm: GatedNormStep },
 }
 
 /// Consecutive tokens of a chunk that attention takes together.
@@ -613,7 +614,7 @@ impl Run<'_> {
             OpStep::Softcap { x, cap } => elementwise::softcap(self, x, cap),
             OpStep::GateBy { x, gate, factor } => elementwise::gate_by(self, x, gate, factor),
             OpStep::DecayBeta(ref step) => decay_beta::decay_beta(self, step),
-            OpStep::GatedNorm { x, gate, ref w, eps } => norm::gated_norm(self, x, gate, w, eps),
+            OpStep::GatedNorm { x, gate, ref norm } => norm::gated_norm(self, x, gate, norm),
         }
         Ok(())
     }

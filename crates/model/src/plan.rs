@@ -271,7 +271,7 @@ impl Growth {
     }
 }
 
-/// Heads of a delta rule.
+/// Heads of a delta net and their rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaHeads {
     /// Heads of q and k.
@@ -284,6 +284,18 @@ pub struct DeltaHeads {
     pub d_v: usize,
     /// Which heads of v share a head of k.
     pub sharing: Sharing,
+    /// What a position adds to the state.
+    pub rule: DeltaRule,
+}
+
+/// What a position adds to the state of a delta net.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeltaRule {
+    /// `k ⊗ beta·(v - Sᵀk)`: what the key found there gives way.
+    Delta,
+    /// `k ⊗ beta·v`: linear attention with decay. Mamba-2 (arXiv 2405.21060) is that, with its C as q, B as k, x as v and
+    /// step size as beta.
+    Sum,
 }
 
 /// Which heads of v share a head of k.

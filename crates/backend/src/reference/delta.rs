@@ -7,41 +7,60 @@
 
 use std::ops::Range;
 
-use model::plan::DeltaHeads;
+use model::plan::{DeltaHeads, DeltaRule};
 
 use super::ops;
 
-/// `silu(Σ_j w[c, j] · x[t - (width - 1) + j, c])` for the rows `[n, d]` of a chunk; `w` is `[d, width]`. The state
-/// `[width - 1, d]` holds the rows before the chunk, and afterwards the last rows up to its end.
-pub fn causal_conv(x: &[f32], w: &[f32], d: usize, state: &mut [f32]) -> Vec<f32> {
+/// What a convolution multiplies with: `w` is `[d, width]`, `bias` is `[d]` or nothing.
+pub struct Conv {
+    pub w: Vec<f32>,
+    pub bias: Option<Vec<f32>>,
+    /// Whether silu follows.
+    pub silu: bool,
+}
+
+/// `Σ_j w[c, j] · x[t - (width - 1) + j, c] (+ bias[c])`, then silu where it follows, for the rows `[n, d]` of a chunk.
+/// The state `[width - 1, d]` holds the rows before the chunk, and afterwards the last rows up to its end.
+pub fn causal_conv(x: &[f32], conv: &Conv, d: usize, state: &mut [f32]) -> Vec<f32> {
+    let Conv { w, bias, silu } = conv;
     let width = w.len() / d;
     let rows = [&*state, x].concat();
     let y = (0..x.len()).map(|i| {
         let taps = (0..width).map(|j| f64::from(w[i % d * width + j]) * f64::from(rows[i + j * d]));
-        let sum: f64 = taps.sum();
-        (sum * ops::sigmoid(sum)) as f32
+        let sum = taps.sum::<f64>() + bias.as_ref().map_or(0.0, |bias| f64::from(bias[i % d]));
+        (if *silu { sum * ops::sigmoid(sum) } else { sum }) as f32
     });
     let y = y.collect();
     state.copy_from_slice(&rows[x.len()..]);
     y
 }
 
-/// `exp(a_log · softplus(a + dt_bias))` and `σ(b)`, for rows as long as `a_log`.
-pub fn decay_beta(a: &[f32], b: &[f32], a_log: &[f32], dt_bias: &[f32]) -> (Vec<f32>, Vec<f32>) {
-    let weights = a_log.iter().zip(dt_bias).cycle();
-    let decay = |(&a, (&a_log, &dt_bias)): (&f32, (&f32, &f32))| {
+/// `exp(a_log · softplus(a + dt_bias))` and `σ(b)`, without `b` that softplus, for rows as long as `a_log`.
+pub fn decay_beta(a: &[f32], b: Option<&[f32]>, a_log: &[f32], dt_bias: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let steps = a.iter().zip(dt_bias.iter().cycle()).map(|(&a, &dt_bias)| {
         let x = f64::from(a) + f64::from(dt_bias);
-        let softplus = x.max(0.0) + libm::log1p(libm::exp(-x.abs()));
-        libm::exp(f64::from(a_log) * softplus) as f32
-    };
-    (a.iter().zip(weights).map(decay).collect(), b.iter().map(|&b| ops::sigmoid(f64::from(b)) as f32).collect())
+        x.max(0.0) + libm::log1p(libm::exp(-x.abs()))
+    });
+    let decay = |(step, &a_log): (f64, &f32)| libm::exp(f64::from(a_log) * step) as f32;
+    let g = steps.clone().zip(a_log.iter().cycle()).map(decay).collect();
+    match b {
+        Some(b) => (g, b.iter().map(|&b| ops::sigmoid(f64::from(b)) as f32).collect()),
+        None => (g, steps.map(|step| step as f32).collect()),
+    }
 }
 
-/// `rms_norm(x) ⊙ w ⊙ silu(gate)`, for every row as long as `w`.
-pub fn gated_norm(x: &[f32], gate: &[f32], w: &[f32], eps: f32) -> Vec<f32> {
-    let silu = |g: f64| g * ops::sigmoid(g);
-    let normed = ops::rms_norm(x, w, eps);
-    normed.iter().zip(gate).map(|(&x, &g)| (f64::from(x) * silu(f64::from(g))) as f32).collect()
+/// `rms_norm(x) ⊙ w ⊙ silu(gate)` for every `d_head` numbers, with the gate first `rms_norm(x ⊙ silu(gate)) ⊙ w`; `w` is
+/// as long as one head or as a row.
+pub fn gated_norm(x: &[f32], gate: &[f32], w: &[f32], d_head: usize, gate_first: bool, eps: f32) -> Vec<f32> {
+    let gated = |x: &[f32]| -> Vec<f32> {
+        let by = |(&x, &g): (&f32, &f32)| (f64::from(x) * f64::from(g) * ops::sigmoid(f64::from(g))) as f32;
+        x.iter().zip(gate).map(by).collect()
+    };
+    let normed = |x: &[f32]| -> Vec<f32> {
+        let heads = x.chunks_exact(d_head).zip(w.chunks_exact(d_head).cycle());
+        heads.flat_map(|(head, w)| ops::rms_norm(head, w, eps)).collect()
+    };
+    if gate_first { normed(&gated(x)) } else { gated(&normed(x)) }
 }
 
 /// Inputs of the delta rule for consecutive positions of a sequence.
@@ -94,20 +113,24 @@ fn read(state: &[f32], x: &[f32], d_v: usize) -> Vec<f64> {
     (0..d_v).map(column).collect()
 }
 
-/// `S = g·S; S += k ⊗ beta·(v - Sᵀk); out = Sᵀq`, position after position; out is `[n, n_v_head, d_v]`, the state
-/// `[n_v_head, d_k, d_v]`.
-pub fn delta_net(rows: Rows, state: &mut [f32]) -> Vec<f32> {
+/// `S = g·S; S += k ⊗ beta·(v - Sᵀk); out = Sᵀq (+ skip·v)`, or the sum's rule, position after position; out is
+/// `[n, n_v_head, d_v]`, the state `[n_v_head, d_k, d_v]`.
+pub fn delta_net(rows: Rows, skip: Option<&[f32]>, state: &mut [f32]) -> Vec<f32> {
     let DeltaHeads { n_v_head, d_k, d_v, .. } = rows.heads;
     let mut out = Vec::with_capacity(rows.v.len());
     for t in 0..rows.n() {
         for (head, state) in state.chunks_exact_mut(d_k * d_v).enumerate().take(n_v_head) {
             let ([q, k, v], [g, beta]) = (rows.qkv(t, head), rows.gates(t, head));
-            let known = read(state, k, d_v);
+            let known = match rows.heads.rule {
+                DeltaRule::Delta => read(state, k, d_v),
+                DeltaRule::Sum => vec![0.0; d_v],
+            };
             let delta: Vec<f64> = v.iter().zip(&known).map(|(&v, known)| beta * (f64::from(v) - g * known)).collect();
             for (i, s) in state.iter_mut().enumerate() {
                 *s = (g * f64::from(*s) + f64::from(k[i / d_v]) * delta[i % d_v]) as f32;
             }
-            out.extend(read(state, q, d_v).into_iter().map(|y| y as f32));
+            let skip = skip.map_or(0.0, |skip| f64::from(skip[head]));
+            out.extend(read(state, q, d_v).into_iter().zip(v).map(|(y, &v)| (y + skip * f64::from(v)) as f32));
         }
     }
     out
@@ -195,7 +218,14 @@ mod tests {
 
     #[test]
     fn steps_and_chunks_agree_at_every_length() {
-        let heads = |n_k_head, n_v_head, d_k, d_v, sharing| DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing };
+        let heads = |n_k_head, n_v_head, d_k, d_v, sharing| DeltaHeads {
+            n_k_head,
+            n_v_head,
+            d_k,
+            d_v,
+            sharing,
+            rule: DeltaRule::Delta,
+        };
         for heads in [
             heads(1, 2, 8, 12, Sharing::Grouped),
             heads(2, 4, 12, 5, Sharing::Tiled),
@@ -207,7 +237,7 @@ mod tests {
             let before = random(n_state, 6);
             for n in 1..=200 {
                 let (mut steps, mut chunks) = (before.clone(), before.clone());
-                let wanted = delta_net(rows.range(0..n), &mut steps);
+                let wanted = delta_net(rows.range(0..n), None, &mut steps);
                 let found: Vec<f32> =
                     (0..n).step_by(64).flat_map(|t| chunked(rows.range(t..n.min(t + 64)), &mut chunks)).collect();
                 let errors = [relative(&found, &wanted), relative(&chunks, &steps)];
@@ -219,13 +249,45 @@ mod tests {
     #[test]
     fn a_chunk_of_no_decay_and_full_rate_stores_what_it_is_told() {
         // Keys at right angles: each stores its value, and the query reads it back.
-        let heads = DeltaHeads { n_k_head: 1, n_v_head: 2, d_k: 2, d_v: 1, sharing: Sharing::Grouped };
+        let heads =
+            DeltaHeads { n_k_head: 1, n_v_head: 2, d_k: 2, d_v: 1, sharing: Sharing::Grouped, rule: DeltaRule::Delta };
         let (k, v) = ([1.0, 0.0, 0.0, 1.0], [5.0, 6.0, 7.0, 8.0]);
         let q = [1.0, 0.0, 1.0, 1.0];
-        for form in [delta_net, chunked] {
+        let forms: [fn(Rows, &mut [f32]) -> Vec<f32>; 2] = [|rows, state| delta_net(rows, None, state), chunked];
+        for form in forms {
             let mut state = [9.0, 0.0, 9.0, 1.0];
             let y = form(Rows::new(heads, [&q, &k, &v, &[1.0; 4], &[1.0; 4]]), &mut state);
             assert_eq!((y.as_slice(), state), (&[5.0, 6.0, 12.0, 14.0][..], [5.0, 7.0, 6.0, 8.0]));
+        }
+    }
+
+    /// The recurrence of Mamba-2 as its paper has it: `S = a·S + Δ·x ⊗ B; y = S·C + D·x`.
+    #[test]
+    fn a_sum_is_the_state_space_of_mamba() {
+        let heads =
+            DeltaHeads { n_k_head: 2, n_v_head: 4, d_k: 6, d_v: 3, sharing: Sharing::Grouped, rule: DeltaRule::Sum };
+        let n = 9;
+        let [c, b] = [1, 2].map(|seed| random(n * 2 * 6, seed));
+        let (x, d) = (random(n * 4 * 3, 3), random(4, 4));
+        let (a, step) = (random(n * 4, 5).iter().map(|x| x.abs()).collect::<Vec<_>>(), random(n * 4, 6));
+        let mut state = vec![0.0; 4 * 6 * 3];
+        let found = delta_net(Rows::new(heads, [&c, &b, &x, &a, &step]), Some(&d), &mut state);
+        for head in 0..4 {
+            for column in 0..3 {
+                let mut s = [0.0f64; 6];
+                for t in 0..n {
+                    let group = (t * 2 + head / 2) * 6;
+                    let x = f64::from(x[(t * 4 + head) * 3 + column]);
+                    let [a, step] = [&a, &step].map(|gate| f64::from(gate[t * 4 + head]));
+                    let mut y = f64::from(d[head]) * x;
+                    for (i, s) in s.iter_mut().enumerate() {
+                        *s = a * *s + step * x * f64::from(b[group + i]);
+                        y += *s * f64::from(c[group + i]);
+                    }
+                    let far = (f64::from(found[(t * 4 + head) * 3 + column]) - y).abs();
+                    assert!(far < 1e-5, "position {t}, head {head}, column {column}: off by {far}");
+                }
+            }
         }
     }
 
@@ -233,17 +295,21 @@ mod tests {
     fn a_convolution_crosses_chunks_of_any_length() {
         let (d, width, n) = (5, 4, 23);
         let (x, w) = (random(n * d, 1), random(d * width, 2));
+        let conv = Conv { w: w.clone(), bias: None, silu: true };
         let mut state = vec![0.0; (width - 1) * d];
-        let whole = causal_conv(&x, &w, d, &mut state);
+        let whole = causal_conv(&x, &conv, d, &mut state);
         assert_eq!(state, x[(n - 3) * d..]);
         // By hand: position 1 of channel 2 sees positions 0 and 1.
         let sum = w[2 * width + 2] * x[2] + w[2 * width + 3] * x[d + 2];
         assert!((whole[d + 2] - sum / (1.0 + (-sum).exp())).abs() < 1e-6);
         for len in [1, 2, 3, 4, 7] {
             let mut state = vec![0.0; (width - 1) * d];
-            let parts: Vec<f32> = x.chunks(len * d).flat_map(|x| causal_conv(x, &w, d, &mut state)).collect();
+            let parts: Vec<f32> = x.chunks(len * d).flat_map(|x| causal_conv(x, &conv, d, &mut state)).collect();
             assert_eq!(parts, whole, "{len} positions a chunk");
         }
+        let plain = Conv { bias: Some(vec![0.5; d]), silu: false, ..conv };
+        let found = causal_conv(&x, &plain, d, &mut vec![0.0; (width - 1) * d]);
+        assert!((found[d + 2] - (sum + 0.5)).abs() < 1e-6);
     }
 
     #[test]
@@ -259,12 +325,19 @@ mod tests {
             (inf, 0.0, -1.0, 0.0),
             (5.0, 0.0, 0.0, 1.0),
         ] {
-            let (found, beta) = decay_beta(&[a], &[0.0], &[a_log], &[dt_bias]);
+            let (found, beta) = decay_beta(&[a], Some(&[0.0]), &[a_log], &[dt_bias]);
             assert!((found[0] - g).abs() < 1e-6 && beta == [0.5], "{a} + {dt_bias}, {a_log}: {found:?} {beta:?}");
         }
-        assert_eq!(decay_beta(&[0.0; 2], &[-200.0, inf], &[0.0; 2], &[0.0; 2]).1[1], 1.0);
+        assert_eq!(decay_beta(&[0.0; 2], Some(&[-200.0, inf]), &[0.0; 2], &[0.0; 2]).1[1], 1.0);
+        let step = decay_beta(&[0.5, 30.0], None, &[-1.0; 2], &[-0.5, 1.0]).1;
+        assert!((step[0] - 2f32.ln()).abs() < 1e-6 && step[1] == 31.0, "{step:?}");
         // Of x = (3, 4) the mean square is 12.5; silu(0) is 0.
-        let y = gated_norm(&[3.0, 4.0], &[20.0, 0.0], &[2.0, 5.0], 0.0);
+        let y = gated_norm(&[3.0, 4.0], &[20.0, 0.0], &[2.0, 5.0], 2, false, 0.0);
         assert!((y[0] - 20.0 * 6.0 / 12.5f32.sqrt()).abs() < 1e-5 && y[1] == 0.0, "{y:?}");
+        // With the gate first nothing but the first number is left, of two heads each: the root of its mean square is
+        // that of d_head times it.
+        let y = gated_norm(&[3.0, 4.0, 1.0, 7.0], &[20.0, 0.0, 9.0, 0.0], &[2.0, 5.0, -1.0, 5.0], 2, true, 0.0);
+        assert!((y[0] - 2.0 * 2f32.sqrt()).abs() < 1e-5 && (y[2] + 2f32.sqrt()).abs() < 1e-5, "{y:?}");
+        assert!(y[1] == 0.0 && y[3] == 0.0, "{y:?}");
     }
 }

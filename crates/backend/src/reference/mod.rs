@@ -491,22 +491,26 @@ impl Interpreter {
                 let scale = self.vector(w)[0];
                 self.floats_mut(x).iter_mut().for_each(|v| *v *= scale);
             }
-            Op::CausalConv { x, w, state, out } => {
-                let (w, x, d) = (self.vector(w), self.floats(x).to_vec(), self.width(x));
+            Op::CausalConv { x, w, bias, silu, state, out } => {
+                let conv = delta::Conv { w: self.vector(w), bias: bias.map(|w| self.vector(w)), silu };
+                let (x, d) = (self.floats(x).to_vec(), self.width(x));
                 let mut y = Vec::with_capacity(x.len());
                 for c in &batch.chunks {
                     y.extend(self.over_state(state, c, |at, state| {
-                        delta::causal_conv(&x[at.start * d..at.end * d], &w, d, state)
+                        delta::causal_conv(&x[at.start * d..at.end * d], &conv, d, state)
                     }));
                 }
                 *self.floats_mut(out) = y;
             }
-            Op::DeltaNet { q, k, v, g, beta, state, heads, out } => {
+            Op::DeltaNet { q, k, v, g, beta, skip, state, heads, out } => {
                 let inputs = [q, k, v, g, beta].map(|buf| self.floats(buf).to_vec());
                 let rows = delta::Rows::new(heads, inputs.each_ref().map(Vec::as_slice));
+                let skip = skip.map(|w| self.vector(w));
                 let mut y = Vec::with_capacity(inputs[2].len());
                 for c in &batch.chunks {
-                    y.extend(self.over_state(state, c, |at, state| delta::delta_net(rows.range(at), state)));
+                    y.extend(
+                        self.over_state(state, c, |at, state| delta::delta_net(rows.range(at), skip.as_deref(), state)),
+                    );
                 }
                 *self.floats_mut(out) = y;
             }
@@ -516,12 +520,13 @@ impl Interpreter {
             }
             Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => {
                 let (a_log, dt_bias) = (self.vector(a_log), self.vector(dt_bias));
-                let (g, beta) = delta::decay_beta(self.floats(a), self.floats(b), &a_log, &dt_bias);
+                let (g, beta) = delta::decay_beta(self.floats(a), b.map(|b| self.floats(b)), &a_log, &dt_bias);
                 *self.floats_mut(g_out) = g;
                 *self.floats_mut(beta_out) = beta;
             }
-            Op::GatedNorm { x, gate, w, eps, .. } => {
-                *self.floats_mut(x) = delta::gated_norm(self.floats(x), self.floats(gate), &self.vector(w), eps);
+            Op::GatedNorm { x, gate, w, gate_first, eps, d_head, .. } => {
+                let (w, gate) = (self.vector(w), self.floats(gate));
+                *self.floats_mut(x) = delta::gated_norm(self.floats(x), gate, &w, d_head, gate_first, eps);
             }
             Op::Softcap { x, cap } => self.floats_mut(x).iter_mut().for_each(|v| *v = ops::softcap(*v, cap)),
         }

@@ -6,7 +6,7 @@ use backend::reference::Reference;
 use conformance::backends::{self, BLOCKS, Row, cpu_with, isas};
 use conformance::{BAD, MAX_DRAFT, N_VOCAB, PLAIN, Session, Shape, model, tokens};
 use cpu::Isa;
-use model::plan::{DeltaHeads, Gate, RopePairing, Sharing};
+use model::plan::{DeltaHeads, DeltaRule, Gate, RopePairing, Sharing};
 use quant::WeightType::*;
 use quant::{ScaleType, WeightType};
 
@@ -75,10 +75,11 @@ const fn affine(bits: usize, group: usize, scales: ScaleType) -> WeightType {
 }
 
 /// A delta rule before attention: heads in one block of 32 columns and in odd pieces, both ways to share keys.
-const DELTA: [Shape; 4] = [
+const DELTA: [Shape; 5] = [
     Shape { delta: Some((4, heads(2, 4, 128, 128, Sharing::Grouped))), ..PLAIN },
     Shape { delta: Some((2, heads(3, 3, 20, 24, Sharing::Tiled))), fused: false, ..PLAIN },
     Shape { delta: Some((5, heads(2, 6, 7, 57, Sharing::Tiled))), ..PLAIN },
+    Shape { delta: Some((4, DeltaHeads { rule: DeltaRule::Sum, ..heads(2, 4, 24, 37, Sharing::Grouped) })), ..PLAIN },
     Shape {
         d_model: 256,
         delta: Some((3, heads(1, 4, 64, 64, Sharing::Grouped))),
@@ -89,7 +90,7 @@ const DELTA: [Shape; 4] = [
 ];
 
 const fn heads(n_k_head: usize, n_v_head: usize, d_k: usize, d_v: usize, sharing: Sharing) -> DeltaHeads {
-    DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing }
+    DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing, rule: DeltaRule::Delta }
 }
 
 fn same(found: &[f32], wanted: &[f32], what: &str) {

@@ -12,14 +12,14 @@ use checkpoint::Checkpoint;
 use conformance::backends::{self, gpu};
 use conformance::{BAD, N_VOCAB, PLAIN, Session, Shape, model, relative, tokens};
 use gpu::cuda::Cuda;
-use model::plan::{DeltaHeads, Gate, Plan, RopePairing, Sharing, ValidPlan};
+use model::plan::{DeltaHeads, DeltaRule, Gate, Plan, RopePairing, Sharing, ValidPlan};
 use quant::WeightType::{self, *};
 use quant::act::ActKind;
 
 const CLAMPED: Gate = Gate::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
 
 const fn heads(n_k_head: usize, n_v_head: usize, d_k: usize, d_v: usize, sharing: Sharing) -> DeltaHeads {
-    DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing }
+    DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing, rule: DeltaRule::Delta }
 }
 
 /// The most that logits may be off where every matrix is of floats: products of many rows round activations to bf16

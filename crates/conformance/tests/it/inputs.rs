@@ -11,12 +11,13 @@ use gpu::cuda::Cuda;
 use gpu::cuda::split::{Host, Moves};
 use gpu::metal::{Metal, Off, Tuning};
 use metal_sim::Options;
-use model::plan::{DeltaHeads, Plan, Sharing};
+use model::plan::{DeltaHeads, DeltaRule, Plan, Sharing};
 
 /// A layer of everything that multiplies: with few tokens, most of whose experts go unused; with a token of which one
 /// expert of three is left, fewer than it has places; with as many as take tiles.
 fn cases() -> [(Shape, usize); 3] {
-    let heads = DeltaHeads { n_k_head: 1, n_v_head: 2, d_k: 16, d_v: 32, sharing: Sharing::Tiled };
+    let heads =
+        DeltaHeads { n_k_head: 1, n_v_head: 2, d_k: 16, d_v: 32, sharing: Sharing::Tiled, rule: DeltaRule::Delta };
     let few = Shape { delta: Some((3, heads)), ..PLAIN };
     [(few, 3), (Shape { n_expert: 3, ..PLAIN }, 1), (Shape { n_expert: 64, fused: false, ..PLAIN }, 40)]
 }

@@ -1,4 +1,5 @@
-//! `causal_conv`: a weighted sum of each channel's last few positions, oldest first, then silu. Channels are lanes.
+//! `causal_conv`: a weighted sum of each channel's last few positions, oldest first, then silu where the model has it.
+//! Channels are lanes.
 
 use std::ops::Range;
 
@@ -13,21 +14,23 @@ use backend::Chunk;
 /// The op's buffers and weights.
 pub struct CausalConvStep {
     pub x: View,
-    pub w: Vec<f32>,      // [width, d]
+    pub w: Vec<f32>,            // [width, d]
+    pub bias: Option<Vec<f32>>, // [d]
+    pub silu: bool,
     pub state: StateView, // [width - 1, d]
     pub out: View,
 }
 
 impl CausalConvStep {
-    /// From weights as they are stored, `[d, width]`.
-    pub fn new(x: View, w: &[f32], state: StateView, out: View) -> CausalConvStep {
-        let (d, width) = (x.width, w.len() / x.width);
-        let w = (0..w.len()).map(|i| w[i % d * width + i / d]).collect();
-        CausalConvStep { x, w, state, out }
+    /// Returns weights as the step reads them, from those that are stored, `[d, width]`.
+    pub fn by_tap(w: &[f32], d: usize) -> Vec<f32> {
+        let width = w.len() / d;
+        (0..w.len()).map(|i| w[i % d * width + i / d]).collect()
     }
 }
 
-/// `out[t,c] = silu(Σ_j w[c,j] · x[t - (width - 1) + j, c])`, a range of channels of a chunk at a time.
+/// `out[t,c] = Σ_j w[c,j] · x[t - (width - 1) + j, c] (+ bias[c])`, then silu where it follows, a range of channels of a
+/// chunk at a time.
 pub fn causal_conv(run: &mut Run, s: &CausalConvStep) {
     let (d, chunks, accepted, isa) = (s.x.width, &run.batch.chunks, run.accepted, run.isa);
     let n_blocks = d.div_ceil(16);
@@ -73,14 +76,17 @@ fn channels_lanes<L: Lanes>(s: &CausalConvStep, chunk: Chunk, accepted: usize, c
     for t in 0..n {
         // SAFETY: as above; the validator keeps the output apart from the input.
         let y = unsafe { s.out.part_mut(chunk.first as usize + t, channels.clone()) };
-        y.fill(0.0);
+        match &s.bias {
+            Some(bias) => y.copy_from_slice(&bias[channels.clone()]),
+            None => y.fill(0.0),
+        }
         for j in 0..=old {
             let (x, w) = (row(t + j), &s.w[j * d..][channels.clone()]);
             for c in (0..y.len()).step_by(16) {
                 L::load_at(x, c, 0.0).fma(L::load_at(w, c, 0.0), L::load_at(y, c, 0.0)).store_at(y, c);
             }
         }
-        for c in (0..y.len()).step_by(16) {
+        for c in (0..if s.silu { y.len() } else { 0 }).step_by(16) {
             math::silu(L::load_at(y, c, 0.0)).store_at(y, c);
         }
     }

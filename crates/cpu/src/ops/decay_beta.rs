@@ -9,14 +9,14 @@ use super::super::program::Run;
 /// The op's buffers and weights.
 pub struct DecayBetaStep {
     pub a: View,
-    pub b: View,
+    pub b: Option<View>,
     pub a_log: Vec<f32>,   // [n], -exp of A_log
     pub dt_bias: Vec<f32>, // [n]
     pub g_out: View,
     pub beta_out: View,
 }
 
-/// `g = exp(a_log · softplus(a + dt_bias))`, `beta = σ(b)`.
+/// `g = exp(a_log · softplus(a + dt_bias))`, `beta = σ(b)`, without `b` that softplus.
 pub fn decay_beta(run: &mut Run, s: &DecayBetaStep) {
     let isa = run.isa;
     over_rows(run.pool, run.step.rows(s.a.rows), 16 * s.a.width, |_, rows| {
@@ -24,13 +24,17 @@ pub fn decay_beta(run: &mut Run, s: &DecayBetaStep) {
             // SAFETY: rows are disjoint between chunks; the validator keeps the outputs apart from the inputs.
             unsafe {
                 decay_row(isa, s.a.row(r), &s.a_log, &s.dt_bias, s.g_out.row_mut(r));
-                beta_row(isa, s.b.row(r), s.beta_out.row_mut(r));
+                match s.b {
+                    Some(b) => beta_row(isa, b.row(r), s.beta_out.row_mut(r)),
+                    None => step_row(isa, s.a.row(r), &s.dt_bias, s.beta_out.row_mut(r)),
+                }
             }
         }
     });
 }
 
 on_isa! { fn decay_row(a: &[f32], a_log: &[f32], dt_bias: &[f32], g: &mut [f32]) = decay_lanes }
+on_isa! { fn step_row(a: &[f32], dt_bias: &[f32], beta: &mut [f32]) = step_lanes }
 on_isa! { fn beta_row(b: &[f32], beta: &mut [f32]) = beta_lanes }
 
 #[inline(always)]
@@ -38,6 +42,13 @@ fn decay_lanes<L: Lanes>(a: &[f32], a_log: &[f32], dt_bias: &[f32], g: &mut [f32
     for i in (0..a.len()).step_by(16) {
         let x = L::load_at(a, i, 0.0).add(L::load_at(dt_bias, i, 0.0));
         math::exp(L::load_at(a_log, i, 0.0).mul(math::softplus(x))).store_at(g, i);
+    }
+}
+
+#[inline(always)]
+fn step_lanes<L: Lanes>(a: &[f32], dt_bias: &[f32], beta: &mut [f32]) {
+    for i in (0..a.len()).step_by(16) {
+        math::softplus(L::load_at(a, i, 0.0).add(L::load_at(dt_bias, i, 0.0))).store_at(beta, i);
     }
 }
 

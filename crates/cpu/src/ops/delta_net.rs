@@ -1,6 +1,8 @@
 //! `delta_net`: the gated delta rule, one position after the other in every step, so that cutting a prompt changes
 //! nothing.
 //!
+//! The plainer rule of a sum leaves out what the key found; all else is the same.
+//!
 //! Columns of a head's state are independent of each other and are the lanes; sums over `d_k` are four chains, of every
 //! fourth row each, which keeps the multipliers busy. A piece of work is one head of one sequence. It takes 16
 //! columns through all positions of the chunk before the next 16, so that their state (8 KiB for heads of 128) stays in
@@ -10,7 +12,7 @@
 //! Drafts advance a copy of such columns, and their k, v, g and beta are kept. Accepted drafts are the first positions
 //! of the slot's next step: the same code in the same order gives the same bits.
 
-use model::plan::DeltaHeads;
+use model::plan::{DeltaHeads, DeltaRule};
 
 use super::super::isa::on_isa;
 use super::super::lanes::Lanes;
@@ -26,6 +28,7 @@ pub struct DeltaNetStep {
     pub v: View,
     pub g: View,
     pub beta: View,
+    pub skip: Option<Vec<f32>>, // [n_v_head]
     pub state: StateView,
     pub heads: DeltaHeads,
     pub out: View,
@@ -49,7 +52,7 @@ struct Piece<'a> {
     tried: &'a mut [f32],
 }
 
-/// `S = g·S; S += k ⊗ beta·(v - Sᵀk); out = Sᵀq` for every head and position.
+/// `S = g·S; S += k ⊗ beta·(v - Sᵀk); out = Sᵀq (+ skip·v)` for every head and position.
 pub fn delta_net(run: &mut Run, s: &DeltaNetStep) {
     let (chunks, isa, n_head) = (&run.batch.chunks, run.isa, s.heads.n_v_head);
     let (accepted, workers) = (run.accepted, run.workers);
@@ -169,17 +172,27 @@ fn columns<L: Lanes, const WHOLE: bool>(s: &DeltaNetStep, piece: &mut Piece<'_>,
                 Some(t) => s.q.row(chunk.first as usize + t)[k_at..][..d_k].as_ptr(),
             };
             let g = L::splat(g);
-            let known = sum_rows!(L, d_k, |i, sum| {
-                load::<L, WHOLE>(state.add(i * width), width).fma(L::splat(*k.add(i)), sum)
-            });
             let v = L::load_at(&v[head * d_v..][..d_v], c, 0.0);
-            let delta = v.sub(g.mul(known)).mul(L::splat(beta));
+            let new = match s.heads.rule {
+                DeltaRule::Delta => {
+                    let known = sum_rows!(L, d_k, |i, sum| {
+                        load::<L, WHOLE>(state.add(i * width), width).fma(L::splat(*k.add(i)), sum)
+                    });
+                    v.sub(g.mul(known))
+                }
+                DeltaRule::Sum => v,
+            };
+            let delta = new.mul(L::splat(beta));
             let y = sum_rows!(L, d_k, |i, sum| {
                 let row = state.add(i * width);
                 let new = delta.fma(L::splat(*k.add(i)), g.mul(load::<L, WHOLE>(row, width)));
                 store::<L, WHOLE>(new, row, width);
                 new.fma(L::splat(*q.add(i)), sum)
             });
+            let y = match &s.skip {
+                Some(skip) => v.fma(L::splat(skip[head]), y),
+                None => y,
+            };
             if let Some(t) = t.checked_sub(accepted) {
                 y.store_at(s.out.part_mut(chunk.first as usize + t, head * d_v + c..head * d_v + c + width), 0);
             }

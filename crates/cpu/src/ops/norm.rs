@@ -45,15 +45,30 @@ pub fn head_norm(run: &mut Run, x: View, w: Option<&[f32]>, eps: f32, d_head: us
     });
 }
 
-/// `x = norm(x) ⊙ silu(gate)` of each head's slice, in place.
-pub fn gated_norm(run: &mut Run, x: View, gate: View, w: &[f32], eps: f32) {
+/// What a gated norm takes besides its rows.
+pub struct GatedNormStep {
+    pub w: Vec<f32>, // [d_head], or [n_head, d_head]
+    pub d_head: usize,
+    pub gate_first: bool,
+    pub eps: f32,
+}
+
+/// `x = norm(x) ⊙ silu(gate)` of each head's slice, with the gate first `norm(x ⊙ silu(gate))`, in place.
+pub fn gated_norm(run: &mut Run, x: View, gate: View, s: &GatedNormStep) {
     let isa = run.isa;
     over_rows(run.pool, run.step.rows(x.rows), 4 * x.width, |_, rows| {
         for r in rows {
             // SAFETY: rows are disjoint between chunks; x and gate are different buffers.
             let (x, gate) = unsafe { (x.row_mut(r), gate.row(r)) };
-            let heads = x.chunks_exact_mut(w.len()).zip(gate.chunks_exact(w.len()));
-            heads.for_each(|(head, gate)| gated_norm_head(isa, head, gate, w, eps));
+            let heads = x.chunks_exact_mut(s.d_head).zip(gate.chunks_exact(s.d_head));
+            for ((head, gate), w) in heads.zip(s.w.chunks_exact(s.d_head).cycle()) {
+                if s.gate_first {
+                    gate_head(isa, head, gate);
+                    norm_in_place(isa, head, Some(w), s.eps);
+                } else {
+                    gated_norm_head(isa, head, gate, w, s.eps);
+                }
+            }
         }
     });
 }
@@ -64,6 +79,7 @@ on_isa! {
 }
 on_isa! { fn center_row(x: &[f32], out: &mut [f32]) = center_lanes }
 on_isa! { fn gated_norm_head(x: &mut [f32], gate: &[f32], w: &[f32], eps: f32) = gated_norm_lanes }
+on_isa! { fn gate_head(x: &mut [f32], gate: &[f32]) = gate_lanes }
 on_isa! { fn norm_in_place(x: &mut [f32], w: Option<&[f32]>, eps: f32) = norm_in_place_lanes }
 
 #[inline(always)]
@@ -103,6 +119,13 @@ fn norm_in_place_lanes<L: Lanes>(x: &mut [f32], w: Option<&[f32]>, eps: f32) {
         let v = L::load_at(x, i, 0.0).mul(inv);
         let v = if let Some(w) = w { v.mul(L::load_at(w, i, 0.0)) } else { v };
         v.store_at(x, i);
+    }
+}
+
+#[inline(always)]
+fn gate_lanes<L: Lanes>(x: &mut [f32], gate: &[f32]) {
+    for i in (0..x.len()).step_by(16) {
+        L::load_at(x, i, 0.0).mul(math::silu(L::load_at(gate, i, 0.0))).store_at(x, i);
     }
 }
 

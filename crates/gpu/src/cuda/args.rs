@@ -61,7 +61,7 @@ args! {
     }
     struct RmsNorm: 48 { x: Ptr, residual: Ptr, w: Ptr, out: Ptr, rows: u32, d: u32, eps: f32, reserved: u32 }
     struct Center: 32 { x: Ptr, out: Ptr, rows: u64, d: u32, reserved: u32 }
-    struct HeadNorm: 40 { x: Ptr, w: Ptr, gate: Ptr, n: u64, d: u32, eps: f32 }
+    struct HeadNorm: 48 { x: Ptr, w: Ptr, gate: Ptr, n: u64, d: u32, eps: f32, n_w: u32, gate_first: u32 }
     struct RopeTable: 64 {
         positions: Ptr, inv_freq: Ptr, table: Ptr, zeroed: Ptr, rows: u32, half: u32, factor: f32, n_zeroed: u32,
         beta: f32, step: u32, offset: u32, reserved: u32,
@@ -83,12 +83,14 @@ args! {
         rows: u32, n_head: u32, n_kv: u32, n_splits: u32, window: u32, windowed: u32, scale: f32, softcap: f32,
         singles: u32, reserved: u32,
     }
-    struct CausalConv: 112 { step: Step, x: Ptr, w: Ptr, state: Ptr, out: Ptr, state_len: u64, d: u32, reserved: u32 }
-    struct DeltaNet: 144 {
-        step: Step, q: Ptr, k: Ptr, v: Ptr, g: Ptr, beta: Ptr, state: Ptr, out: Ptr, state_len: u64,
-        n_k_head: u32, n_v_head: u32, d_v: u32, tiled: u32,
+    struct CausalConv: 120 {
+        step: Step, x: Ptr, w: Ptr, bias: Ptr, state: Ptr, out: Ptr, state_len: u64, d: u32, silu: u32,
     }
-    struct DeltaChunks: 168 { op: DeltaNet, keys: Ptr, shares: Ptr, gates: Ptr }
+    struct DeltaNet: 160 {
+        step: Step, q: Ptr, k: Ptr, v: Ptr, g: Ptr, beta: Ptr, skip: Ptr, state: Ptr, out: Ptr, state_len: u64,
+        n_k_head: u32, n_v_head: u32, d_v: u32, tiled: u32, is_sum: u32, reserved: u32,
+    }
+    struct DeltaChunks: 184 { op: DeltaNet, keys: Ptr, shares: Ptr, gates: Ptr }
     struct Route: 176 {
         step: Step, logits: Ptr, bias: Ptr, expert_scale: Ptr, ids: Ptr, weights: Ptr,
         rows: u32, n_used: u32, score: u32, n_group: u32, n_group_used: u32, group_sums: u32, renormalise: u32,

@@ -1,7 +1,7 @@
 //! Geometry of delta rules of many tokens: `kernels/cuda/delta_chunks.cu`, whose names are repeated here, and where
 //! what they pass on lies. Knows no driver.
 
-use model::plan::{DeltaHeads, Op, Plan};
+use model::plan::{DeltaHeads, DeltaRule, Op, Plan};
 
 use super::driver::Ptr;
 use super::launch::Launch;
@@ -30,7 +30,10 @@ fn shared(d_k: usize) -> usize {
 
 /// Whether heads have these kernels on a device whose blocks may have so much shared memory.
 pub fn fits(heads: DeltaHeads, max_shared: usize) -> bool {
-    matches!(heads.d_k, 64 | 128) && heads.d_v.is_multiple_of(4) && shared(heads.d_k) <= max_shared
+    heads.rule == DeltaRule::Delta
+        && matches!(heads.d_k, 64 | 128)
+        && heads.d_v.is_multiple_of(4)
+        && shared(heads.d_k) <= max_shared
 }
 
 /// Where the inputs of a rule lie, and what its tiles pass on.
@@ -93,7 +96,8 @@ mod tests {
 
     use super::*;
 
-    const HEADS: DeltaHeads = DeltaHeads { n_k_head: 16, n_v_head: 32, d_k: 128, d_v: 128, sharing: Sharing::Tiled };
+    const HEADS: DeltaHeads =
+        DeltaHeads { n_k_head: 16, n_v_head: 32, d_k: 128, d_v: 128, sharing: Sharing::Tiled, rule: DeltaRule::Delta };
 
     /// Grids and shared memory of the heads of Qwen3.5-35B-A3B.
     #[test]

@@ -41,7 +41,7 @@ impl Run {
     /// Adds a node where the run can hold it.
     fn take(&mut self, node: &Node) -> bool {
         let is_taken = match *node {
-            Node::HeadNorm { x, w, eps, d_head, gate: 0 } if self.eps.is_none_or(|known| known == eps) => {
+            Node::HeadNorm { x, w, eps, d_head, gate: 0, n_w: 1, .. } if self.eps.is_none_or(|known| known == eps) => {
                 let fits = self.part(x, x.width / d_head, d_head, |part| {
                     let is_first = !part.is_normed && !part.is_rotated && part.cache == 0;
                     if is_first {
@@ -153,7 +153,7 @@ mod tests {
     }
 
     fn norm(x: View) -> Node {
-        Node::HeadNorm { x, w: 7, eps: 1e-6, d_head: 4, gate: 0 }
+        Node::HeadNorm { x, w: 7, eps: 1e-6, d_head: 4, gate: 0, n_w: 1, gate_first: false }
     }
 
     fn rope(x: View) -> Node {
@@ -197,7 +197,7 @@ mod tests {
     fn what_does_not_fit_stays_apart() {
         let (q, k) = (view(1, 16), view(2, 8));
         // A norm behind the rope, another epsilon, one node alone, keys alone without what comes before.
-        let other = Node::HeadNorm { x: k, w: 7, eps: 1e-5, d_head: 4, gate: 0 };
+        let other = Node::HeadNorm { x: k, w: 7, eps: 1e-5, d_head: 4, gate: 0, n_w: 1, gate_first: false };
         for (nodes, n) in [
             (vec![rope(q), norm(q)], 2),
             (vec![norm(q), other, append(k, 3)], 2),

@@ -130,10 +130,12 @@ impl Draft {
         self
     }
 
-    /// Binds the planes of a matrix to three slots from `slot` on, as far as it has them.
+    /// Binds the planes of a matrix to three slots from `slot` on, as far as it has them. What is bound twice is read
+    /// once.
     fn planes(mut self, slot: u8, planes: Planes) -> Draft {
         for (i, plane) in planes.into_iter().enumerate() {
-            self.bytes += plane.map_or(0, |span| span.len);
+            let is_new = |span: &Span| self.binds.iter().all(|bind| bind.1 != Place::Fixed(*span));
+            self.bytes += plane.filter(is_new).map_or(0, |span| span.len);
             self.binds.extend(plane.map(|span| (slot + i as u8, Place::Fixed(span), Use::Read)));
         }
         self
@@ -411,28 +413,34 @@ impl<'a> Lower<'a> {
             }
             Op::Combine { x, add, y, weights, norm } => self.combine(x, add, y, weights, norm),
             Op::HeadLinear { x, w, transposed, out } => self.head_linear(x, w, transposed, out, None),
-            Op::CausalConv { x, w, state, out } => return self.causal_conv(x, w, state, out),
-            Op::DeltaNet { q, k, v, g, beta, state, heads, out } => {
-                self.delta_net([q, k, v, g, beta], state, heads, out);
+            Op::CausalConv { x, w, bias, silu, state, out } => {
+                return self.causal_conv((x, out), (w, bias), silu, state);
+            }
+            Op::DeltaNet { q, k, v, g, beta, skip, state, heads, out } => {
+                self.delta_net([q, k, v, g, beta], skip, state, heads, out);
             }
             Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => {
-                let draft = Draft::new(sources::DECAY_BETA, "decay_beta")
+                let draft = Draft::new(sources::DECAY_BETA, "decay_beta");
+                let draft = b.into_iter().fold(draft, |draft, b| draft.bind(1, self.buf(b)));
+                let draft = draft
+                    .define("STEP", usize::from(b.is_none()))
                     .bind(0, self.buf(a))
-                    .bind(1, self.buf(b))
                     .bind(2, self.vector(a_log))
                     .bind(3, self.vector(dt_bias))
                     .bind(4, self.buf(g_out))
                     .bind(5, self.buf(beta_out));
                 self.elementwise(draft, 6, self.rows(a), self.width(a), &[is(self.width(a))]);
             }
-            Op::GatedNorm { x, gate, w, eps, n_head, d_head } => {
+            Op::GatedNorm { x, gate, w, gate_first, eps, n_head, d_head } => {
                 let (rows, each) = (self.rows(x), n_head as u32);
+                let n_w = self.plan.weight(w).n_values() / d_head;
                 self.push(
                     Draft::new(sources::GATED_NORM, "gated_norm")
+                        .define("GATE_FIRST", usize::from(gate_first))
                         .bind(0, self.buf(x))
                         .bind(1, self.buf(gate))
                         .bind(2, self.vector(w))
-                        .params(3, [Word::Each(rows, each), is(d_head), float(eps)])
+                        .params(3, [Word::Each(rows, each), is(d_head), float(eps), is(n_w)])
                         .grid([Extent::Of { rows, each, per: 2 }, Extent::Is(1), Extent::Is(1)]),
                 );
             }

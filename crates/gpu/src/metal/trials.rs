@@ -6,8 +6,8 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 use checkpoint::gguf::Writer;
 use model::plan::{
-    Buf, BufDecl, Cache, CacheDecl, DeltaHeads, Elem, Gate, LinearPart, Op, Plan, Read, Rope, RopeDecl, RopePairing,
-    Router, Rows, Sharing, Source, State, StateDecl, ValidPlan, Weight, WeightDecl,
+    Buf, BufDecl, Cache, CacheDecl, DeltaHeads, DeltaRule, Elem, Gate, LinearPart, Op, Plan, Read, Rope, RopeDecl,
+    RopePairing, Router, Rows, Sharing, Source, State, StateDecl, ValidPlan, Weight, WeightDecl,
 };
 use quant::WeightType::F32;
 
@@ -291,7 +291,14 @@ impl Maker {
     }
 
     fn delta(&mut self, x: Buf) {
-        let heads = DeltaHeads { n_k_head: 2, n_v_head: 4, d_k: 20, d_v: 13, sharing: Sharing::Grouped };
+        let heads = DeltaHeads {
+            n_k_head: 2,
+            n_v_head: 4,
+            d_k: 20,
+            d_v: 13,
+            sharing: Sharing::Grouped,
+            rule: DeltaRule::Delta,
+        };
         let DeltaHeads { n_k_head, n_v_head, d_k, d_v, .. } = heads;
         let (k_row, v_row, width) = (n_k_head * d_k, n_v_head * d_v, 4);
         let channels = 2 * k_row + v_row;
@@ -300,7 +307,7 @@ impl Maker {
         let [a, b] = [0, 1].map(|_| self.linear(h, n_v_head));
         let (w, out) = (self.weight(&[channels, width]), self.buf(T, channels));
         let state = self.state("conv", (width - 1) * channels);
-        self.op(Op::CausalConv { x: mixed, w, state, out });
+        self.op(Op::CausalConv { x: mixed, w, bias: None, silu: true, state, out });
         let [q, k, v] = [k_row, k_row, v_row].map(|width| self.buf(T, width));
         self.op(Op::SplitHeads { x: out, n_head: 1, parts: vec![(k_row, q), (k_row, k), (v_row, v)] });
         for x in [q, k] {
@@ -310,12 +317,12 @@ impl Maker {
         let [g, beta] = [0, 1].map(|_| self.buf(T, n_v_head));
         let (a_log, dt_bias) = (self.weight(&[n_v_head]), self.weight(&[n_v_head]));
         self.plan.weights[a_log.0 as usize].read = Read::NegExp;
-        self.op(Op::DecayBeta { a, b, a_log, dt_bias, g_out: g, beta_out: beta });
+        self.op(Op::DecayBeta { a, b: Some(b), a_log, dt_bias, g_out: g, beta_out: beta });
         let out = self.buf(T, v_row);
         let state = self.state("delta", n_v_head * d_k * d_v);
-        self.op(Op::DeltaNet { q, k, v, g, beta, state, heads, out });
+        self.op(Op::DeltaNet { q, k, v, g, beta, skip: None, state, heads, out });
         let w = self.weight(&[d_v]);
-        self.op(Op::GatedNorm { x: out, gate: z, w, eps: EPS, n_head: n_v_head, d_head: d_v });
+        self.op(Op::GatedNorm { x: out, gate: z, w, gate_first: false, eps: EPS, n_head: n_v_head, d_head: d_v });
         let y = self.linear(out, D);
         self.op(Op::Add { x, y });
     }

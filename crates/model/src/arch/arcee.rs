@@ -2,11 +2,11 @@
 
 use checkpoint::Checkpoint;
 
-use super::keys::{Dims, Keys};
+use super::keys::Keys;
 use super::parts::{self, Attention};
 use crate::Error;
 use crate::plan::build::Builder;
-use crate::plan::{Buf, Gate, Op, Plan, Rows};
+use crate::plan::{Op, Plan};
 
 const ARCH: &str = "arcee";
 
@@ -21,18 +21,9 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
     for layer in 0..dims.n_layer {
         b.layer(Some(layer as u32));
         parts::attention(&mut b, &dims, attn, layer, x)?;
-        feed_forward(&mut b, &dims, d_ff, layer, x)?;
+        let h = parts::norm(&mut b, &dims, layer, "ffn_norm", x, "f")?;
+        let y = parts::squared(&mut b, &dims, ["ffn_up", "ffn_down"], d_ff, layer, h, "y")?;
+        b.push(Op::Add { x, y });
     }
     parts::head(b, &dims, x)
-}
-
-/// `x += down(max(up(norm(x)), 0)²)`.
-fn feed_forward(b: &mut Builder, dims: &Dims, d_ff: usize, layer: usize, x: Buf) -> Result<(), Error> {
-    let h = parts::norm(b, dims, layer, "ffn_norm", x, "f")?;
-    let up = parts::linear(b, layer, "ffn_up", h, [d_ff, dims.d_model], "up")?;
-    let hidden = b.buf("act", Rows::Tokens, d_ff);
-    b.push(Op::GatedAct { gate: up, up, act: Gate::Relu, out: hidden });
-    let y = parts::linear(b, layer, "ffn_down", hidden, [dims.d_model, d_ff], "y")?;
-    b.push(Op::Add { x, y });
-    Ok(())
 }

@@ -13,7 +13,8 @@ use crate::Error;
 use crate::names::Alias;
 use crate::plan::build::Builder;
 use crate::plan::{
-    Buf, CacheDecl, DeltaHeads, Gate, GateFactor, Op, Plan, Read, Rope, RopePairing, Router, Rows, Sharing, StateDecl,
+    Buf, CacheDecl, DeltaHeads, DeltaRule, Gate, GateFactor, Op, Plan, Read, Rope, RopePairing, Router, Rows, Sharing,
+    StateDecl,
 };
 
 const CONV_WIDTH: Key = key("ssm.conv_kernel", &["linear_conv_kernel_dim"]);
@@ -128,7 +129,8 @@ fn delta_heads(keys: &Keys, sharing: Sharing) -> Result<DeltaHeads, Error> {
             row / n_v_head
         }
     };
-    Ok(DeltaHeads { n_k_head, n_v_head, d_k: keys.count(DELTA_D_K, MAX_HEAD_WIDTH)?, d_v, sharing })
+    let d_k = keys.count(DELTA_D_K, MAX_HEAD_WIDTH)?;
+    Ok(DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing, rule: DeltaRule::Delta })
 }
 
 impl Model {
@@ -150,7 +152,7 @@ impl Model {
         let w = b.weight(&name("ssm_conv1d.weight"), &[row, self.conv_width])?;
         let state = b.state(StateDecl { what: "conv", n: (self.conv_width - 1) * row });
         let conv = b.buf("conv", Rows::Tokens, row);
-        b.push(Op::CausalConv { x: qkv, w, state, out: conv });
+        b.push(Op::CausalConv { x: qkv, w, bias: None, silu: true, state, out: conv });
         let [q, k, v] = [("q", k_row), ("k", k_row), ("v", v_row)].map(|(name, n)| b.buf(name, Rows::Tokens, n));
         b.push(Op::SplitHeads { x: conv, n_head: 1, parts: vec![(k_row, q), (k_row, k), (v_row, v)] });
         // To length 1, which is the root of the mean square by that of d_k; q is also scaled as in attention.
@@ -163,12 +165,13 @@ impl Model {
         let a_log = b.vector_read(&name("ssm_a"), n_v_head, self.decay)?;
         let dt_bias = b.vector(&name("ssm_dt.bias"), n_v_head)?;
         let [g, beta] = ["g", "beta"].map(|name| b.buf(name, Rows::Tokens, n_v_head));
-        b.push(Op::DecayBeta { a: decay, b: rate, a_log, dt_bias, g_out: g, beta_out: beta });
+        b.push(Op::DecayBeta { a: decay, b: Some(rate), a_log, dt_bias, g_out: g, beta_out: beta });
         let state = b.state(StateDecl { what: "delta", n: v_row * d_k });
         let o = b.buf("o", Rows::Tokens, v_row);
-        b.push(Op::DeltaNet { q, k, v, g, beta, state, heads: self.heads, out: o });
+        b.push(Op::DeltaNet { q, k, v, g, beta, skip: None, state, heads: self.heads, out: o });
         let w = b.vector(&name("ssm_norm.weight"), d_v)?;
-        b.push(Op::GatedNorm { x: o, gate: z, w, eps: self.dims.eps, n_head: n_v_head, d_head: d_v });
+        let eps = self.dims.eps;
+        b.push(Op::GatedNorm { x: o, gate: z, w, gate_first: false, eps, n_head: n_v_head, d_head: d_v });
         let y = linear(b, layer, "ssm_out", o, [self.dims.d_model, v_row], "y")?;
         b.push(Op::Add { x, y });
         Ok(())

@@ -204,7 +204,7 @@ fn experts(keys: &Keys) -> Result<Option<Experts>, Error> {
         return Ok(None);
     }
     let Some(n_expert) = keys.n_expert()? else { return Ok(None) };
-    let stack = Stack { n_expert, d_ff: keys.d_ff_expert()?, act: Gate::GeluTanh, biases: false };
+    let stack = Stack { act: Gate::GeluTanh, ..Stack::plain(n_expert, keys.d_ff_expert()?) };
     Ok(Some(Experts { stack, n_used: keys.n_used(n_expert)? }))
 }
 

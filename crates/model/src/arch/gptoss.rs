@@ -35,7 +35,7 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
         alpha: keys.opt_positive(SWIGLU_ALPHA)?.unwrap_or(1.702) as f32,
         limit: keys.opt_positive(SWIGLU_LIMIT)?.unwrap_or(7.0) as f32,
     };
-    let experts = Stack { n_expert, d_ff: keys.d_ff_expert()?, act, biases: true };
+    let experts = Stack { act, biases: true, ..Stack::plain(n_expert, keys.d_ff_expert()?) };
     let rope = keys.rope(dims.d_k, RopePairing::Half)?;
     let windows = windows(&keys, dims.n_layer, Unnamed::ButEvery(2))?;
     let router = Router { score: Score::Raw, renormalise: None, ..Router::softmax(false, 1.0) };

@@ -44,8 +44,8 @@ pub(super) const D_MODEL: Key = key("embedding_length", &["hidden_size"]);
 pub(super) const N_VOCAB: Key = key("vocab_size", &["vocab_size"]);
 pub(super) const N_HEAD: Key = key("attention.head_count", &["num_attention_heads"]);
 pub(super) const N_KV: Key = key("attention.head_count_kv", &["num_key_value_heads", "num_attention_groups"]);
-pub(super) const D_K: Key = key("attention.key_length", &["head_dim"]);
-pub(super) const D_V: Key = key("attention.value_length", &["v_head_dim", "head_dim"]);
+pub(super) const D_K: Key = key("attention.key_length", &["head_dim", "attention_head_dim"]);
+pub(super) const D_V: Key = key("attention.value_length", &["v_head_dim", "head_dim", "attention_head_dim"]);
 pub(super) const EPS: Key = key("attention.layer_norm_rms_epsilon", &["rms_norm_eps", "layernorm_epsilon"]);
 pub(super) const ATTENTION_SCALE: Key = key("attention.scale", &[]);
 pub(super) const D_FF: Key = key("feed_forward_length", &["intermediate_size"]);
@@ -110,7 +110,7 @@ const ROPE_SECTIONS: &[&str] = &["rope_parameters.", "rope_scaling.", ""];
 /// Base and rotated share of a head in the original code of folders, by `model_type`, where they are not 10000 and 1.
 #[rustfmt::skip]
 const UNSAID_ROPE: &[(&[&str], f64, f64)] = &[
-    (&["mixtral", "phimoe", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"],
+    (&["mixtral", "phimoe", "lfm2", "lfm2_moe", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"],
         1e6, 1.0),
     (&["gpt_oss"], 150_000.0, 1.0),
     (&["olmo3"], 500_000.0, 1.0),
@@ -240,16 +240,18 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Returns a number that a file may also list for every layer, the same for all.
+    /// Returns a number that a file may also list for every layer, the same for all but those with 0, which have no part
+    /// of that kind.
     fn same(&self, name: &str) -> Result<Option<u64>, Error> {
         let meta = self.meta();
         let list = match meta.get(name) {
             Some(Value::Numbers(list)) if !list.is_empty() => meta.u32s(name)?,
             _ => return Ok(meta.opt_u64(name)?),
         };
-        match list.iter().find(|&&n| n != list[0]) {
-            None => Ok(Some(list[0].into())),
-            Some(n) => Err(self.error_at(name.into(), format!("has {} and {n}, expected one number", list[0]))),
+        let first = list.iter().find(|&&n| n != 0).copied().unwrap_or(0);
+        match list.iter().find(|&&n| n != first && n != 0) {
+            None => Ok(Some(first.into())),
+            Some(n) => Err(self.error_at(name.into(), format!("has {first} and {n}, expected one number"))),
         }
     }
 
@@ -345,6 +347,23 @@ impl<'a> Keys<'a> {
         match self.number(name)? {
             Some(x) if x < 0.0 => Err(self.error_at(name.into(), format!("is {x}, expected 0 or more"))),
             x => Ok(x.unwrap_or(default)),
+        }
+    }
+
+    /// Returns a finite number of a folder by its name in config.json; GGUF files have none.
+    pub fn factor(&self, name: &str) -> Result<Option<f32>, Error> {
+        if self.is_folder() { Ok(self.number(name)?.map(|x| x as f32)) } else { Ok(None) }
+    }
+
+    /// Returns `N` finite numbers of a folder by the name of their list; GGUF files have none.
+    pub fn factors<const N: usize>(&self, name: &str) -> Result<Option<[f32; N]>, Error> {
+        if !self.is_folder() || !self.has(name) {
+            return Ok(None);
+        }
+        let list = self.meta().f32s(name)?;
+        match <[f32; N]>::try_from(list.as_slice()) {
+            Ok(factors) if factors.iter().all(|x| x.is_finite()) => Ok(Some(factors)),
+            _ => Err(self.error_at(name.into(), format!("has {} numbers, expected {N} finite ones", list.len()))),
         }
     }
 

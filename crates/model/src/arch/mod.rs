@@ -9,6 +9,7 @@ mod cohere2;
 mod deepseek2;
 mod dots1;
 mod ernie4_5;
+mod falcon_h1;
 mod gated_delta;
 mod gemma3;
 mod gemma4;
@@ -19,12 +20,15 @@ mod granite;
 mod hunyuan;
 mod keys;
 mod laguna;
+mod lfm2;
 mod llama;
 mod llama4;
+mod mamba2;
 mod mellum;
 mod mimo2;
 mod minimax_m2;
 mod muse_glimmer;
+mod nemotron_h;
 mod olmo2;
 mod parts;
 mod phi3;
@@ -112,6 +116,12 @@ pub const ARCHS: &[Arch] = &[
         models: "Granite 3 and 4, dense" },
     Arch { gguf: &["granitemoe"], folder: &["granitemoe", "granitemoeshared"], build: granite::build_moe,
         models: "Granite 3 and 4 with experts" },
+    Arch { gguf: &["granitehybrid"], folder: &["granitemoehybrid"], build: granite::build_hybrid,
+        models: "Granite 4 H Tiny, Small, Micro, Nano" },
+    Arch { gguf: &["nemotron_h_moe", "nemotron_h"], folder: &["nemotron_h"], build: nemotron_h::build,
+        models: "Nemotron 3 Nano, Super; Nemotron Nano 2, Nemotron-H" },
+    Arch { gguf: &["falcon-h1"], folder: &["falcon_h1"], build: falcon_h1::build,
+        models: "Falcon-H1 (0.5B to 34B)" },
     Arch { gguf: &["glm4"], folder: &["glm4"], build: glm4::build,
         models: "GLM-4-0414, GLM-Z1, dense" },
     Arch { gguf: &["glm4moe"], folder: &["glm4_moe"], build: glm4moe::build,
@@ -147,6 +157,10 @@ pub const ARCHS: &[Arch] = &[
         models: "Muse Glimmer 30B, text" },
     Arch { gguf: &["mellum"], folder: &["mellum"], build: mellum::build,
         models: "Mellum 2" },
+    Arch { gguf: &["lfm2"], folder: &["lfm2"], build: lfm2::build_dense,
+        models: "LFM2, LFM2.5, dense (230M to 2.6B)" },
+    Arch { gguf: &["lfm2moe"], folder: &["lfm2_moe"], build: lfm2::build_moe,
+        models: "LFM2-8B-A1B, LFM2.5-8B-A1B, LFM2-24B-A2B" },
     Arch { gguf: &["gpt-oss"], folder: &["gpt_oss"], build: gptoss::build,
         models: "gpt-oss-20B, 120B" },
 ];

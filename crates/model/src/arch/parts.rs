@@ -33,10 +33,14 @@ pub(super) struct Attention {
 impl Attention {
     /// `softmax(q·kᵀ / √d_k)·v` with rotated q and k.
     pub fn plain(rope: Rope, d_k: usize) -> Self {
+        Self { rope: [Some(rope); 2], ..Self::unrotated(d_k) }
+    }
+
+    /// The same with q and k as they are.
+    pub fn unrotated(d_k: usize) -> Self {
         let scale = 1.0 / (d_k as f32).sqrt();
-        let rope = [Some(rope); 2];
         let (qk_norm, gate, value_scale) = (None, None, None);
-        Self { rope, qk_norm, scale, window: None, chunked: false, sinks: false, gate, value_scale }
+        Self { rope: [None; 2], qk_norm, scale, window: None, chunked: false, sinks: false, gate, value_scale }
     }
 }
 
@@ -66,6 +70,8 @@ pub(super) struct Stack {
     pub n_expert: usize,
     pub d_ff: usize,
     pub act: Gate,
+    /// Without gates: the activation is that of `up` times itself.
+    pub ungated: bool,
     /// Every product has a bias.
     pub biases: bool,
 }
@@ -73,7 +79,7 @@ pub(super) struct Stack {
 impl Stack {
     /// `down(silu(gate(h)) ⊙ up(h))` without biases.
     pub fn plain(n_expert: usize, d_ff: usize) -> Stack {
-        Stack { n_expert, d_ff, act: Gate::Silu, biases: false }
+        Stack { n_expert, d_ff, act: Gate::Silu, ungated: false, biases: false }
     }
 }
 
@@ -245,6 +251,22 @@ pub(super) fn mlp(
     linear(b, layer, down, hidden, [dims.d_model, d_ff], out)
 }
 
+/// `out = down(max(up(h), 0)²)` by the tensors `names`.
+pub(super) fn squared(
+    b: &mut Builder,
+    dims: &Dims,
+    [up, down]: [&str; 2],
+    d_ff: usize,
+    layer: usize,
+    h: Buf,
+    out: &str,
+) -> Result<Buf, Error> {
+    let up = linear(b, layer, up, h, [d_ff, dims.d_model], "up")?;
+    let hidden = b.buf("act", Rows::Tokens, d_ff);
+    b.push(Op::GatedAct { gate: up, up, act: Gate::Relu, out: hidden });
+    linear(b, layer, down, hidden, [dims.d_model, d_ff], out)
+}
+
 /// `x += Σ experts(norm(x))`.
 pub(super) fn experts(b: &mut Builder, dims: &Dims, moe: &MoeDims, layer: usize, x: Buf) -> Result<(), Error> {
     let h = norm(b, dims, layer, "ffn_norm", x, "f")?;
@@ -274,10 +296,11 @@ pub(super) fn stack(
     h: Buf,
     (ids, n_used): (Buf, usize),
 ) -> Result<Buf, Error> {
-    let Stack { n_expert, d_ff, act, biases } = stack;
+    let Stack { n_expert, d_ff, act, ungated, biases } = stack;
     let d_model = dims.d_model;
     let mut weight = |name: &str, shape: &[usize]| b.weight(&format!("blk.{layer}.{name}"), shape);
-    let gate = weight("ffn_gate_exps.weight", &[n_expert, d_ff, d_model])?;
+    let gate = if ungated { "ffn_up_exps.weight" } else { "ffn_gate_exps.weight" };
+    let gate = weight(gate, &[n_expert, d_ff, d_model])?;
     let up = weight("ffn_up_exps.weight", &[n_expert, d_ff, d_model])?;
     let down = weight("ffn_down_exps.weight", &[n_expert, d_model, d_ff])?;
     let biases = match biases {

@@ -15,8 +15,10 @@ const N_SHARED: Key = key(
     &["n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts"],
 );
 /// Of all shared experts together; as many routed ones where a file does not say it.
-const D_FF_SHARED: Key =
-    key("expert_shared_feed_forward_length", &["shared_expert_intermediate_size", "share_expert_dim"]);
+const D_FF_SHARED: Key = key(
+    "expert_shared_feed_forward_length",
+    &["shared_expert_intermediate_size", "share_expert_dim", "moe_shared_expert_intermediate_size"],
+);
 const N_GROUP: Key = key("expert_group_count", &["n_group"]);
 const N_GROUP_USED: Key = key("expert_group_used_count", &["topk_group"]);
 const SCORE: Key = key("", &["scoring_func", "score_func", "moe_router_activation"]);
@@ -42,6 +44,10 @@ pub(super) struct SharedMoe {
     softcap: Option<f32>,
     /// Activations of the routed and of the shared experts, the latter also that of dense layers.
     act: [Gate; 2],
+    /// Experts square what they rectify, without a gate (Nemotron 3).
+    is_squared: bool,
+    /// Width of what the routed experts take and give, where that is not the model's (Nemotron 3 Super).
+    d_latent: Option<usize>,
 }
 
 /// Values of the model's original code for keys that a file lacks.
@@ -88,6 +94,8 @@ impl SharedMoe {
             d_ff_dense: if has_dense { keys.d_ff()? } else { 0 },
             softcap: Some(keys.not_negative(SOFTCAP, 0.0)? as f32).filter(|&cap| cap > 0.0),
             act: [Gate::Silu; 2],
+            is_squared: false,
+            d_latent: None,
             router: Router {
                 score,
                 bias: None, // a tensor of each layer
@@ -123,9 +131,21 @@ impl SharedMoe {
         self
     }
 
+    /// The same with another epsilon on the sum that weights are divided by.
+    pub fn sum_eps(mut self, eps: f32) -> Self {
+        self.router.renormalise = self.router.renormalise.map(|_| eps);
+        self
+    }
+
     /// The same with other activations, of the routed experts and of the rest.
     pub fn activated(self, act: [Gate; 2]) -> Self {
         Self { act, ..self }
+    }
+
+    /// The same with experts that square what they rectify, the routed ones between two products with `latent` numbers
+    /// where there are such.
+    pub fn squared(self, d_latent: Option<usize>) -> Self {
+        Self { is_squared: true, act: [Gate::Relu; 2], d_latent, ..self }
     }
 
     /// `x += mlp(norm(x))`, dense or with experts, with a norm in front of the sum where the model has such.
@@ -134,9 +154,14 @@ impl SharedMoe {
         if is_dense {
             return parts::feed_forward_by(b, dims, (self.d_ff_dense, self.act[1]), layer, x);
         }
-        let Self { n_expert, n_used, d_ff, d_ff_shared, act: [act, act_shared], .. } = *self;
-        let d_model = dims.d_model;
         let h = parts::norm(b, dims, layer, "ffn_norm", x, "f")?;
+        self.mix(b, dims, layer, (x, h))
+    }
+
+    /// `x += experts(h)`, with a norm in front of the sum where the model has such.
+    pub fn mix(&self, b: &mut Builder, dims: &Dims, layer: usize, (x, h): (Buf, Buf)) -> Result<(), Error> {
+        let Self { n_expert, n_used, d_ff, d_ff_shared, act: [act, act_shared], is_squared, .. } = *self;
+        let d_model = dims.d_model;
         let logits = parts::linear(b, layer, "ffn_gate_inp", h, [n_expert, d_model], "router")?;
         if let Some(cap) = self.softcap {
             b.push(Op::Softcap { x: logits, cap });
@@ -145,12 +170,22 @@ impl SharedMoe {
         let ids = b.ids("ids", Rows::Tokens, n_used);
         let weights = b.buf("weights", Rows::Tokens, n_used);
         b.push(Op::Route { logits, router: Router { bias, ..self.router }, n_used, ids, weights });
-        let stack = Stack { act, ..Stack::plain(n_expert, d_ff) };
-        let y = parts::stack(b, dims, stack, layer, h, (ids, n_used))?;
+        let stack = Stack { act, ungated: is_squared, ..Stack::plain(n_expert, d_ff) };
+        let (inner, routed) = match self.d_latent {
+            None => (*dims, h),
+            Some(d) => {
+                let h = parts::linear(b, layer, "ffn_latent_down", h, [d, d_model], "latent")?;
+                (Dims { d_model: d, ..*dims }, h)
+            }
+        };
+        let y = parts::stack(b, &inner, stack, layer, routed, (ids, n_used))?;
         // What is normalized before it is added has a separate buffer.
         let sum = if dims.post_norm.is_some() { b.buf("sum", Rows::Tokens, d_model) } else { x };
         let shared = match d_ff_shared {
             0 => None,
+            d_ff if is_squared => {
+                Some(parts::squared(b, dims, ["ffn_up_shexp", "ffn_down_shexp"], d_ff, layer, h, "shared")?)
+            }
             d_ff => Some(parts::mlp(b, dims, parts::SHARED, (d_ff, act_shared), layer, h, "shared")?),
         };
         if sum != x {
@@ -159,7 +194,15 @@ impl SharedMoe {
             return parts::add(b, dims, layer, "post_ffw_norm", x, sum);
         }
         shared.into_iter().for_each(|y| b.push(Op::Add { x, y }));
-        b.push(Op::Combine { x, add: true, y, weights, norm: None });
+        match self.d_latent {
+            None => b.push(Op::Combine { x, add: true, y, weights, norm: None }),
+            Some(d) => {
+                let sum = b.buf("latent_sum", Rows::Tokens, d);
+                b.push(Op::Combine { x: sum, add: false, y, weights, norm: None });
+                let y = parts::linear(b, layer, "ffn_latent_up", sum, [d_model, d], "routed")?;
+                b.push(Op::Add { x, y });
+            }
+        }
         Ok(())
     }
 }

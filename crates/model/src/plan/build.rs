@@ -53,6 +53,11 @@ impl<'a> Builder<'a> {
         self.names.has(name)
     }
 
+    /// Returns an error about a tensor, by its GGUF name.
+    pub fn error(&self, name: &str, what: String) -> Error {
+        self.names.error(name, what)
+    }
+
     /// Returns the rows of the one tensor of this name, where there is such.
     pub fn n_rows(&self, name: &str) -> Option<usize> {
         self.names.tensor(name)?.shape.first().copied()
@@ -143,6 +148,19 @@ impl<'a> Builder<'a> {
             return Err(self.names.error(name, format!("has type {dtype}, expected f32, f16 or bf16")));
         }
         Ok(self.declare_weight(WeightDecl { name: name.into(), dtype, shape: vec![n], source, read, is_repacked }))
+    }
+
+    /// Returns a vector as rows of equal length: what a file keeps in one piece.
+    ///
+    /// # Errors
+    /// As [`Builder::vector`].
+    pub fn rows_of_vector(&mut self, name: &str, [n, k]: [usize; 2]) -> Result<Weight, Error> {
+        let Found { dtype, source, is_repacked } = self.names.find(name, &[n.saturating_mul(k)])?;
+        if dtype.act() != ActKind::F32 {
+            return Err(self.names.error(name, format!("has type {dtype}, expected f32, f16 or bf16")));
+        }
+        let shape = vec![n, k];
+        Ok(self.declare_weight(WeightDecl { name: name.into(), dtype, shape, source, read: Read::Plain, is_repacked }))
     }
 
     /// Returns a vector that the checkpoint may lack.

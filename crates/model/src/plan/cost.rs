@@ -103,16 +103,17 @@ impl Plan {
                         part.bias.iter().for_each(|&bias| set(bias, kind));
                     }
                 }
-                Op::HeadNorm { w: Some(w), .. }
-                | Op::HeadLinear { w, .. }
-                | Op::GatedNorm { w, .. }
-                | Op::CausalConv { w, .. } => set(*w, Kind::Attention),
+                Op::HeadNorm { w: Some(w), .. } | Op::HeadLinear { w, .. } | Op::GatedNorm { w, .. } => {
+                    set(*w, Kind::Attention)
+                }
+                Op::CausalConv { .. } => op.weights().into_iter().for_each(|w| set(w, Kind::Attention)),
                 Op::DecayBeta { a_log, dt_bias, .. } => {
                     [*a_log, *dt_bias].into_iter().for_each(|w| set(w, Kind::Attention))
                 }
                 Op::RmsNorm { x, w, .. } if feeds.contains(x) => set(*w, Kind::Attention),
                 Op::GatedLinear { gate, up, .. } => [*gate, *up].into_iter().for_each(|w| set(w, Kind::FeedForward)),
                 Op::Attention { sinks: Some(sinks), .. } => set(*sinks, Kind::Attention),
+                Op::DeltaNet { .. } => op.weights().into_iter().for_each(|w| set(w, Kind::Attention)),
                 Op::Experts { .. } => op.weights().into_iter().for_each(|w| set(w, Kind::Experts)),
                 Op::Route { .. } => op.weights().into_iter().for_each(|w| set(w, Kind::Router)),
                 // Norms of the residual stream, and scales beside them. The table of embeddings comes below.
@@ -126,7 +127,6 @@ impl Plan {
                 | Op::GatedAct { .. }
                 | Op::Add { .. }
                 | Op::KvAppend { .. }
-                | Op::DeltaNet { .. }
                 | Op::Select { .. }
                 | Op::Scale { .. }
                 | Op::GateBy { .. }
@@ -150,11 +150,12 @@ impl Plan {
             match op {
                 Op::KvAppend { k, v, .. } => feeds.extend([Some(*k), *v].into_iter().flatten()),
                 Op::Attention { q, .. } => feeds.extend([*q]),
-                Op::GateBy { x, gate, .. } if fed.contains(x) => feeds.extend([*gate]),
+                Op::GateBy { x, gate, .. } if fed.contains(x) || feeds.contains(x) => feeds.extend([*gate]),
+                Op::GatedAct { gate, up, .. } if fed.contains(up) => feeds.extend([*gate]),
                 Op::DeltaNet { q, k, v, .. } => feeds.extend([*q, *k, *v]),
-                Op::CausalConv { x, out, .. } if feeds.contains(out) => feeds.extend([*x]),
+                Op::CausalConv { x, .. } => feeds.extend([*x]),
                 Op::GatedNorm { gate, .. } => feeds.extend([*gate]),
-                Op::DecayBeta { a, b, .. } => feeds.extend([*a, *b]),
+                Op::DecayBeta { a, b, .. } => feeds.extend([Some(*a), *b].into_iter().flatten()),
                 Op::Linear { x, parts } if parts.iter().any(|part| feeds.contains(&part.out)) => feeds.extend([*x]),
                 Op::SplitHeads { x, parts, .. } if parts.iter().any(|(_, part)| feeds.contains(part)) => {
                     feeds.extend([*x]);
@@ -169,7 +170,6 @@ impl Plan {
                 // In place: the buffer feeds attention already, or is not on the path.
                 Op::HeadNorm { .. } | Op::Rope { .. } | Op::Scale { .. } | Op::ScaleBy { .. } | Op::Softcap { .. } => {}
                 Op::GateBy { .. }
-                | Op::CausalConv { .. }
                 | Op::Linear { .. }
                 | Op::SplitHeads { .. }
                 | Op::JoinHeads { .. }
@@ -194,7 +194,8 @@ impl Plan {
         let mut fed = HashSet::new();
         for op in self.all_ops() {
             match op {
-                Op::Attention { out, .. } | Op::DeltaNet { out, .. } => fed.extend([*out]),
+                Op::Attention { out, .. } | Op::DeltaNet { out, .. } | Op::CausalConv { out, .. } => fed.extend([*out]),
+                Op::GatedAct { up, out, .. } if fed.contains(up) => fed.extend([*out]),
                 Op::Select { x, out } | Op::HeadLinear { x, out, .. } if fed.contains(x) => fed.extend([*out]),
                 // In place, or the end of the path: a projection into the residual stream. Others start no path.
                 Op::GateBy { .. } | Op::GatedNorm { .. } | Op::HeadNorm { .. } | Op::Rope { .. } => {}
@@ -210,7 +211,6 @@ impl Plan {
                 | Op::GatedAct { .. }
                 | Op::Add { .. }
                 | Op::KvAppend { .. }
-                | Op::CausalConv { .. }
                 | Op::Route { .. }
                 | Op::Experts { .. }
                 | Op::Combine { .. }
@@ -270,7 +270,10 @@ impl Plan {
             Op::Embed { table, .. } => row(self.weight(*table)),
             Op::Experts { ids, .. } => {
                 let n_used = self.buf(*ids).width;
-                op.weights().into_iter().map(|w| all(self.weight(w)) / self.weight(w).shape[0] * n_used).sum()
+                let mut stacks = op.weights();
+                // Experts without a gate name one stack twice.
+                stacks.dedup();
+                stacks.into_iter().map(|w| all(self.weight(w)) / self.weight(w).shape[0] * n_used).sum()
             }
             other => other.weights().into_iter().map(|w| all(self.weight(w))).sum(),
         }

@@ -109,22 +109,26 @@ pub enum Op {
         sinks: Option<Weight>,
         out: Buf, // [T, n_head · d_v]
     },
-    /// Depthwise causal convolution, then silu: `out[t,c] = silu(Σ_j w[c,j] · x[t - (width - 1) + j, c])`. Earlier
-    /// positions come from the state, the sequence's last `width - 1` rows of `x`.
+    /// Depthwise causal convolution: `out[t,c] = Σ_j w[c,j] · x[t - (width - 1) + j, c] (+ bias[c])`, then silu where
+    /// the model has it. Earlier positions come from the state, the sequence's last `width - 1` rows of `x`.
     CausalConv {
-        x: Buf,    // [T, d]
-        w: Weight, // [d, width]
+        x: Buf,               // [T, d]
+        w: Weight,            // [d, width]
+        bias: Option<Weight>, // [d]
+        silu: bool,
         state: State,
         out: Buf, // [T, d]
     },
     /// The gated delta rule (arXiv 2412.06464), for every head of v and its head of k, one position after the other:
-    /// `S = g·S; S += k ⊗ beta·(v - Sᵀk); out = Sᵀq`. The state holds `S`, `n_v_head · d_k · d_v` numbers.
+    /// `S = g·S; S += k ⊗ beta·(v - Sᵀk); out = Sᵀq (+ skip·v)`, or the plainer rule that [`DeltaRule`] names. The state
+    /// holds `S`, `n_v_head · d_k · d_v` numbers.
     DeltaNet {
-        q: Buf,    // [T, n_k_head · d_k]
-        k: Buf,    // [T, n_k_head · d_k]
-        v: Buf,    // [T, n_v_head · d_v]
-        g: Buf,    // [T, n_v_head]
-        beta: Buf, // [T, n_v_head]
+        q: Buf,               // [T, n_k_head · d_k]
+        k: Buf,               // [T, n_k_head · d_k]
+        v: Buf,               // [T, n_v_head · d_v]
+        g: Buf,               // [T, n_v_head]
+        beta: Buf,            // [T, n_v_head]
+        skip: Option<Weight>, // [n_v_head]
         state: State,
         heads: DeltaHeads,
         out: Buf, // [T, n_v_head · d_v]
@@ -178,20 +182,23 @@ pub enum Op {
         gate: Buf, // [T, n], where n divides d
         factor: GateFactor,
     },
-    /// The gates of a gated delta rule: `g = exp(a_log · softplus(a + dt_bias))`, `beta = σ(b)`.
+    /// The gates of a gated delta rule: `g = exp(a_log · softplus(a + dt_bias))`, `beta = σ(b)`. Without `b` they are
+    /// those of Mamba-2, whose rate is the step size that its decay has too: `beta = softplus(a + dt_bias)`.
     DecayBeta {
         a: Buf,          // [T, n]
-        b: Buf,          // [T, n]
+        b: Option<Buf>,  // [T, n]
         a_log: Weight,   // [n], -exp of what models call A_log
         dt_bias: Weight, // [n]
         g_out: Buf,      // [T, n], 0 to 1
         beta_out: Buf,   // [T, n]
     },
-    /// `x = rms_norm(x) ⊙ w ⊙ silu(gate)` of each head's slice, in place.
+    /// `x = rms_norm(x) ⊙ w ⊙ silu(gate)` of each head's slice, in place; with the gate first
+    /// `x = rms_norm(x ⊙ silu(gate)) ⊙ w` (Mamba-2).
     GatedNorm {
         x: Buf,    // [T, n_head · d_head]
         gate: Buf, // [T, n_head · d_head]
-        w: Weight, // [d_head]
+        w: Weight, // [d_head], or [n_head, d_head]
+        gate_first: bool,
         eps: f32,
         n_head: usize,
         d_head: usize,
@@ -340,7 +347,7 @@ impl Op {
             }
             Op::DecayBeta { a, b, g_out, beta_out, .. } => {
                 f(a, Read);
-                f(b, Read);
+                b.iter_mut().for_each(|b| f(b, Read));
                 f(g_out, Write);
                 f(beta_out, Write);
             }
@@ -461,7 +468,8 @@ impl Op {
             Op::Embed { table, .. } => vec![*table],
             Op::Linear { parts, .. } => parts.iter().flat_map(|part| [Some(part.w), part.bias]).flatten().collect(),
             Op::GatedLinear { gate, up, .. } => vec![*gate, *up],
-            Op::RmsNorm { w, .. } | Op::GatedNorm { w, .. } | Op::CausalConv { w, .. } => vec![*w],
+            Op::RmsNorm { w, .. } | Op::GatedNorm { w, .. } => vec![*w],
+            Op::CausalConv { w, bias, .. } => [Some(*w), *bias].into_iter().flatten().collect(),
             Op::DecayBeta { a_log, dt_bias, .. } => vec![*a_log, *dt_bias],
             Op::HeadNorm { w, .. } => w.iter().copied().collect(),
             Op::HeadLinear { w, .. } => vec![*w],
@@ -472,6 +480,7 @@ impl Op {
             }
             Op::Attention { sinks, .. } => sinks.iter().copied().collect(),
             Op::ScaleBy { w, .. } => vec![*w],
+            Op::DeltaNet { skip, .. } => skip.iter().copied().collect(),
             Op::Combine { norm, .. } => norm.iter().map(|norm| norm.w).collect(),
             Op::Center { .. }
             | Op::Rope { .. }
@@ -482,7 +491,6 @@ impl Op {
             | Op::KvAppend { .. }
             | Op::Select { .. }
             | Op::Scale { .. }
-            | Op::DeltaNet { .. }
             | Op::GateBy { .. }
             | Op::Softcap { .. } => Vec::new(),
         }

@@ -5,8 +5,8 @@ use std::fmt;
 use std::ops::Range;
 
 use super::{
-    Buf, Cache, DeltaHeads, Elem, Gate, GateFactor, GroupScore, Growth, Op, Plan, RopePairing, Router, Rows, Score,
-    Sharing, Weight,
+    Buf, Cache, DeltaHeads, DeltaRule, Elem, Gate, GateFactor, GroupScore, Growth, Op, Plan, RopePairing, Router, Rows,
+    Score, Sharing, Weight,
 };
 
 impl fmt::Display for Plan {
@@ -221,18 +221,25 @@ impl Printer<'_> {
             Op::Select { x, out } => line(&self.decl(out), format!("{}[rows]", self.name(x))),
             Op::Scale { x, scale } => update(&self.name(x), format!("*= {scale}")),
             Op::ScaleBy { x, w } => update(&self.name(x), format!("*= {}", self.w(w))),
-            Op::CausalConv { x, w, out, .. } => {
-                line(&self.decl(out), format!("silu({} * {})", self.name(x), self.w(w)))
+            Op::CausalConv { x, w, bias, silu, out, .. } => {
+                let bias = bias.map_or(String::new(), |b| format!(" + {}", self.w(b)));
+                let sum = format!("{} * {}{bias}", self.name(x), self.w(w));
+                line(&self.decl(out), if silu { format!("silu({sum})") } else { sum })
             }
-            Op::DeltaNet { q, k, v, g, beta, heads, out, .. } => {
-                let DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing } = heads;
+            Op::DeltaNet { q, k, v, g, beta, skip, heads, out, .. } => {
+                let DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing, rule } = heads;
                 let sharing = match sharing {
                     Sharing::Grouped => "grouped",
                     Sharing::Tiled => "tiled",
                 };
                 let [q, k, v, g, beta] = [q, k, v, g, beta].map(|buf| self.name(buf));
                 let heads = format!("{n_v_head} heads of {d_k} by {d_v} on {n_k_head}, {sharing}");
-                line(&self.decl(out), format!("delta rule of {q}, {k}, {v}, decay {g}, rate {beta}, {heads}"))
+                let rule = match rule {
+                    DeltaRule::Delta => "delta rule",
+                    DeltaRule::Sum => "decaying sum",
+                };
+                let skip = skip.map_or(String::new(), |w| format!(" + {} ⊙ {v}", self.w(w)));
+                line(&self.decl(out), format!("{rule} of {q}, {k}, {v}, decay {g}, rate {beta}, {heads}{skip}"))
             }
             Op::GateBy { x, gate, factor } => {
                 let factor = match factor {
@@ -243,13 +250,18 @@ impl Printer<'_> {
                 update(&self.name(x), format!("⊙= {factor}({})", self.name(gate)))
             }
             Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => {
-                let (a, b) = (self.name(a), self.name(b));
                 let outs = format!("{}, {}", self.decl(g_out), self.decl(beta_out));
-                line(&outs, format!("exp({} ⊙ softplus({a} + {})), σ({b})", self.w(a_log), self.w(dt_bias)))
+                let step = format!("softplus({} + {})", self.name(a), self.w(dt_bias));
+                let rate = b.map_or("the same softplus".into(), |b| format!("σ({})", self.name(b)));
+                line(&outs, format!("exp({} ⊙ {step}), {rate}", self.w(a_log)))
             }
-            Op::GatedNorm { x, gate, w, eps, n_head, d_head } => {
+            Op::GatedNorm { x, gate, w, gate_first, eps, n_head, d_head } => {
                 let (w, gate) = (self.w(w), self.name(gate));
-                update(&self.name(x), format!("= norm of {n_head} heads of {d_head} ⊙ {w} ⊙ silu({gate}), eps {eps:e}"))
+                let text = match gate_first {
+                    false => format!("norm of {n_head} heads of {d_head} ⊙ {w} ⊙ silu({gate})"),
+                    true => format!("norm of {n_head} heads of {d_head} after ⊙ silu({gate}) ⊙ {w}"),
+                };
+                update(&self.name(x), format!("= {text}, eps {eps:e}"))
             }
             Op::Softcap { x, cap } => update(&self.name(x), format!("= softcap {cap}")),
         }

@@ -406,18 +406,19 @@ impl Validator<'_> {
                 self.vector("w", w, 1)?;
                 self.free_rows(x).map(drop)
             }
-            Op::CausalConv { x, w, state: moved, out } => {
+            Op::CausalConv { x, w, bias, silu: _, state: moved, out } => {
                 let d = width(x);
                 let &[_, taps] = plan.weight(w).shape.as_slice() else {
                     return Err(format!("w has shape {:?}, expected two axes", plan.weight(w).shape));
                 };
                 ensure(taps > 1, || format!("w is {taps} wide, expected 2 or more"))?;
                 self.numbers("w", w, &[d, taps])?;
+                bias.map_or(Ok(()), |bias| self.vector("bias", bias, d))?;
                 self.floats(x, Rows::Tokens, d)?;
                 self.floats(out, Rows::Tokens, d)?;
                 self.state_len(moved, [taps - 1, d, 1])
             }
-            Op::DeltaNet { q, k, v, g, beta, state: moved, heads, out } => {
+            Op::DeltaNet { q, k, v, g, beta, skip, state: moved, heads, out } => {
                 let DeltaHeads { n_k_head, n_v_head, d_k, d_v, .. } = heads;
                 ensure(n_k_head > 0 && n_v_head > 0 && n_v_head.is_multiple_of(n_k_head), || {
                     format!("{n_v_head} heads of v cannot share {n_k_head} of k")
@@ -425,6 +426,7 @@ impl Validator<'_> {
                 [q, k].into_iter().try_for_each(|buf| self.heads(buf, n_k_head, d_k))?;
                 [v, out].into_iter().try_for_each(|buf| self.heads(buf, n_v_head, d_v))?;
                 [g, beta].into_iter().try_for_each(|buf| self.floats(buf, Rows::Tokens, n_v_head))?;
+                skip.map_or(Ok(()), |skip| self.vector("skip", skip, n_v_head))?;
                 self.state_len(moved, [n_v_head, d_k, d_v])
             }
             Op::GateBy { x, gate, factor: _ } => {
@@ -434,16 +436,19 @@ impl Validator<'_> {
             }
             Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => {
                 let (rows, n) = (self.free_rows(a)?, width(a));
-                [b, g_out, beta_out].into_iter().try_for_each(|buf| self.floats(buf, rows, n))?;
+                b.into_iter().chain([g_out, beta_out]).try_for_each(|buf| self.floats(buf, rows, n))?;
                 self.vector("a_log", a_log, n)?;
                 self.vector("dt_bias", dt_bias, n)
             }
-            Op::GatedNorm { x, gate, w, eps, n_head, d_head } => {
+            Op::GatedNorm { x, gate, w, gate_first: _, eps, n_head, d_head } => {
                 epsilon(eps)?;
                 let rows = self.free_rows(x)?;
                 self.head_width(x, n_head, d_head)?;
                 self.floats(gate, rows, width(x))?;
-                self.vector("w", w, d_head)
+                match plan.weight(w).shape.len() {
+                    2 => self.numbers("w", w, &[n_head, d_head]),
+                    _ => self.vector("w", w, d_head),
+                }
             }
             Op::Softcap { x, cap } => {
                 positive("cap", cap)?;

@@ -58,6 +58,12 @@ const PUBLISHED: &[(&str, &str)] = &[
     ("arcee", "arcee"),
     ("mistral3", "ministral3"),
     ("llama4", "llama4"),
+    ("lfm2", "lfm2"),
+    ("lfm2moe", "lfm2_moe"),
+    ("granitehybrid", "granitemoehybrid"),
+    ("nemotron_h_moe", "nemotron_h_latent"),
+    ("nemotron_h", "nemotron_h_dense"),
+    ("falcon-h1", "falcon_h1"),
 ];
 
 /// Those that are written fused as well: latents with dense and routed layers, recurrent states, windows with norms

@@ -4,12 +4,15 @@
 use anyhow::{Context, Result, bail, ensure};
 use checkpoint::{Metadata, Value};
 use model::arch::unsaid_rope;
+use model::plan::Plan;
+
+use super::states::{self, STATES};
 
 /// Where config.json keeps the keys of the rotary embedding, first places first.
 const ROPE_SECTIONS: [&str; 4] = ["rope_parameters.full_attention.", "rope_parameters.", "rope_scaling.", ""];
 /// Numbers of a router's scoring function.
 const SOFTMAX: u32 = 1;
-const SIGMOID: u32 = 2;
+pub(super) const SIGMOID: u32 = 2;
 
 /// GGUF's architecture of a folder's model type.
 ///
@@ -20,6 +23,15 @@ pub fn architecture(config: &Metadata) -> Result<&'static str> {
     Ok(match model_type {
         // GGUF has one architecture for all.
         "deepseek_v2" | "glm4_moe_lite" => "deepseek2",
+        "nemotron_h" if !states::has_experts(config) => "nemotron_h",
+        "granitemoehybrid" if !states::has_mamba(config) => {
+            ensure!(
+                config.opt_str("position_embedding_type")? == Some("rope"),
+                "failed to convert {}: position_embedding_type is not rope, and no layer is Mamba",
+                config.file()
+            );
+            if config.opt_u32("num_local_experts")?.unwrap_or(0) > 0 { "granitemoe" } else { "granite" }
+        }
         _ => {
             let arch = model::arch::ARCHS.iter().find(|arch| arch.folder.contains(&model_type));
             let name = arch.and_then(|arch| arch.gguf.first().copied());
@@ -33,7 +45,7 @@ pub fn architecture(config: &Metadata) -> Result<&'static str> {
 /// Keys of a new file, and the config that they are read from.
 pub struct Keys<'a> {
     pub config: &'a Metadata,
-    arch: &'static str,
+    pub(super) arch: &'static str,
     out: Vec<(String, Value)>,
 }
 
@@ -55,7 +67,7 @@ impl<'a> Keys<'a> {
         Ok(list.first().copied())
     }
 
-    fn need(&self, names: &[&str]) -> Result<u32> {
+    pub(super) fn need(&self, names: &[&str]) -> Result<u32> {
         Ok(self.count(names)?.map_or_else(|| self.config.u32(names[0]), Ok)?)
     }
 
@@ -75,12 +87,12 @@ impl<'a> Keys<'a> {
         Ok(place.map_or(Ok(None), |place| self.config.opt_str(&place))?)
     }
 
-    fn add(&mut self, key: &str, value: impl Into<Value>) {
+    pub(super) fn add(&mut self, key: &str, value: impl Into<Value>) {
         self.out.push((format!("{}.{key}", self.arch), value.into()));
     }
 
     /// Adds a count where the config has it.
-    fn pass(&mut self, key: &str, names: &[&str]) -> Result<()> {
+    pub(super) fn pass(&mut self, key: &str, names: &[&str]) -> Result<()> {
         if let Some(n) = self.count(names)? {
             self.add(key, n);
         }
@@ -89,7 +101,7 @@ impl<'a> Keys<'a> {
 
     /// Width of a head.
     pub fn d_head(&self) -> Result<u32> {
-        match self.count(&["head_dim"])? {
+        match self.count(&["head_dim", "attention_head_dim"])? {
             Some(d) => Ok(d),
             None => {
                 let (d_model, n_head) = (self.need(&["hidden_size"])?, self.need(&["num_attention_heads"])?);
@@ -107,11 +119,12 @@ impl<'a> Keys<'a> {
         Ok(Some(types.iter().map(|name| name == b"sliding_attention").collect()))
     }
 
-    /// Returns all keys of the architecture, in a file with `n_further` layers after the last that draft.
+    /// Returns all keys of the architecture, in a file with `n_further` layers after the last that draft. What configs say
+    /// in several ways, or not at all, is read off the plan, which gpt-oss alone has none of.
     ///
     /// # Errors
     /// A key is missing, is of another type, or says what GGUF files cannot.
-    pub fn all(mut self, n_further: u32) -> Result<Vec<(String, Value)>> {
+    pub fn all(mut self, n_further: u32, plan: Option<&Plan>) -> Result<Vec<(String, Value)>> {
         let n_layer = self.need(&["num_hidden_layers"])?;
         self.add("block_count", n_layer.checked_add(n_further).context("the model has too many layers")?);
         if n_further > 0 {
@@ -120,7 +133,7 @@ impl<'a> Keys<'a> {
         self.pass("context_length", &["max_position_embeddings"])?;
         let d_model = self.need(&["hidden_size"])?;
         self.add("embedding_length", d_model);
-        if !self.is_double_wide()? {
+        if !["lfm2", "nemotron_h", "nemotron_h_moe"].contains(&self.arch) && !self.is_double_wide()? {
             self.pass("feed_forward_length", &["intermediate_size_mlp", "intermediate_size"])?;
         }
         let n_head = self.need(&["num_attention_heads"])?;
@@ -130,6 +143,8 @@ impl<'a> Keys<'a> {
         }
         let (eps_key, eps_name) = match self.arch {
             "cohere2" => ("attention.layer_norm_epsilon", "layer_norm_eps"),
+            "lfm2" | "lfm2moe" => ("attention.layer_norm_rms_epsilon", "norm_eps"),
+            "nemotron_h" | "nemotron_h_moe" => ("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
             _ => ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
         };
         let eps = self.config.opt_f32("layernorm_epsilon")?.map_or_else(|| self.config.f32(eps_name), Ok)?;
@@ -145,7 +160,12 @@ impl<'a> Keys<'a> {
             self.add("attention.value_length", d_head);
         } else if !own_heads {
             let n_kv = self.count(&["num_key_value_heads"])?.unwrap_or(n_head);
-            self.add("attention.head_count_kv", n_kv);
+            match plan.filter(|_| STATES.contains(&self.arch)) {
+                Some(plan) => {
+                    self.add("attention.head_count_kv", states::by_layer(plan, n_layer, n_kv, &["attn_output"]))
+                }
+                None => self.add("attention.head_count_kv", n_kv),
+            }
             let d_head = self.d_head()?;
             self.add("attention.key_length", d_head);
             self.add("attention.value_length", d_head);
@@ -177,6 +197,18 @@ impl<'a> Keys<'a> {
                 self.experts()?;
             }
             "qwen3next" | "qwen35" | "qwen35moe" => self.delta_nets(n_further)?,
+            "lfm2" | "lfm2moe" => self.lfm(plan)?,
+            "granitehybrid" => {
+                self.granite()?;
+                self.mamba(plan)?;
+                let rotates = self.config.opt_str("position_embedding_type")? == Some("rope");
+                self.add("rope.scaling.finetuned", rotates);
+            }
+            "nemotron_h" | "nemotron_h_moe" => self.nemotron(plan, n_layer)?,
+            "falcon-h1" => {
+                self.pass("vocab_size", &["vocab_size"])?;
+                self.mamba(plan)?;
+            }
             "deepseek2" | "mistral4" => self.deepseek()?,
             "glm4moe" => self.glm()?,
             "ernie4_5" | "olmoe" => {}
@@ -455,7 +487,7 @@ impl<'a> Keys<'a> {
 
     /// What is done to the weights of experts; `renormalise` is what the model's code takes where the config says
     /// nothing.
-    fn weights(&mut self, scale: &str, norm: &str, renormalise: bool) -> Result<()> {
+    pub(super) fn weights(&mut self, scale: &str, norm: &str, renormalise: bool) -> Result<()> {
         if let Some(scale) = self.config.opt_f32(scale)? {
             self.add("expert_weights_scale", scale);
         }
@@ -466,7 +498,7 @@ impl<'a> Keys<'a> {
     }
 
     /// Adds a number where the config has it.
-    fn number(&mut self, key: &str, name: &str) -> Result<()> {
+    pub(super) fn number(&mut self, key: &str, name: &str) -> Result<()> {
         if let Some(x) = self.config.opt_f32(name)? {
             self.add(key, x);
         }
@@ -804,7 +836,7 @@ impl<'a> Keys<'a> {
     }
 
     /// Divisors of the rotary frequencies, which GGUF keeps in a tensor; `n_turning` and `n` pairs of Gemma 4's heads.
-    pub fn divisors(&self, plan: Option<&model::plan::Plan>) -> Result<Option<Vec<f32>>> {
+    pub fn divisors(&self, plan: Option<&Plan>) -> Result<Option<Vec<f32>>> {
         let Some(rope) = plan.and_then(|plan| plan.ropes.first()) else { return Ok(None) };
         match self.rope_type()? {
             Some("llama3") => {

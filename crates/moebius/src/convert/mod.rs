@@ -8,6 +8,7 @@
 mod keys;
 pub mod mlx;
 mod recipe;
+mod states;
 mod weights;
 
 use std::ops::Range;
@@ -50,13 +51,13 @@ impl Folder {
             "failed to convert {}: it has {n_layer} layers, at most 1024 are allowed",
             checkpoint.name()
         );
-        let (mut divisors, mut n_further) = (None, 0);
+        let (mut divisors, mut n_further, mut plan) = (None, 0, None);
         let made = if arch == "gpt-oss" && weights::is_interleaved(&checkpoint) {
             weights::of_gpt_oss(&checkpoint, n_layer)?
         } else {
-            let plan = model::build_drafting(&checkpoint)?.into_plan();
+            let plan = &*plan.insert(model::build_drafting(&checkpoint)?.into_plan());
             n_further = u32::from(plan.draft.is_some());
-            divisors = keys.divisors(Some(&plan))?;
+            divisors = keys.divisors(Some(plan))?;
             let count = |name: &str| Ok::<_, anyhow::Error>(keys.count(&[name])?.unwrap_or(0) as usize);
             let delta = Delta {
                 n_k: count("linear_num_key_heads")?,
@@ -69,8 +70,9 @@ impl Folder {
                 n_head: count("num_attention_heads")?,
                 delta: Some(delta).filter(|delta| delta.n_k > 0 && delta.d_v > 0),
                 qk_scale: config.opt_f32("qk_scale_factor")?,
+                scales: if arch == "falcon-h1" { states::falcon_scales(config, plan)? } else { Vec::new() },
             };
-            weights::of_plan(&checkpoint, &plan, &shape)?
+            weights::of_plan(&checkpoint, plan, &shape)?
         };
         let constants = divisors.map(|values| ("rope_freqs.weight", values)).into_iter().chain(keys.long_factors()?);
         let made = made.into_iter().chain(constants.map(|(name, values)| weights::constant(name, values)));
@@ -83,7 +85,7 @@ impl Folder {
             ("general.name".into(), name(&checkpoint).as_str().into()),
         ];
         entries.extend(sampling(&checkpoint)?);
-        entries.extend(keys.all(n_further)?);
+        entries.extend(keys.all(n_further, plan.as_ref())?);
         entries.extend(vocabulary(&checkpoint, n_vocab, arch, pre)?);
         let meta = Metadata::new(checkpoint.name(), entries)?;
         Ok(Folder { checkpoint, meta, tensors, recipes, cache: Cache::default() })

@@ -102,6 +102,8 @@ pub struct Recipe {
     pub columns: Order,
     pub transposed: Option<Transposed>,
     pub read: Read,
+    /// Factors on rows of the folder's tensor: each up to a row, which it excludes. None where there are none.
+    pub scales: Vec<(usize, f32)>,
     /// Values that no tensor of the folder has.
     pub constant: Option<Vec<f32>>,
 }
@@ -191,7 +193,7 @@ impl Recipe {
         let extents = info.extents().rows(each, first..first + n).context("a row past the end")?;
         let mut bytes = vec![0; extents.len().total()];
         checkpoint.read(&extents, &mut bytes)?;
-        if info.dtype == self.dtype && self.read == Read::Plain {
+        if info.dtype == self.dtype && self.read == Read::Plain && self.scales.is_empty() {
             out.append(&mut bytes);
         } else {
             let (q, rest) = bytes.split_at(extents.len().q);
@@ -201,6 +203,10 @@ impl Recipe {
             } else {
                 let mut values = vec![0.0; n * self.unit];
                 quant::decode_row(info.dtype, Planes { q, scales, biases }, &mut values);
+                for (row, values) in (first..).zip(values.chunks_exact_mut(self.unit)) {
+                    let scale = self.scales.iter().find(|(end, _)| row < *end).map_or(1.0, |(_, scale)| *scale);
+                    values.iter_mut().for_each(|v| *v *= scale);
+                }
                 self.push(&mut values, out)?;
             }
         }

@@ -28,6 +28,14 @@ pub struct Shape {
     pub delta: Option<Delta>,
     /// Factor on normalized heads of q, where those of q and k have norms without weights.
     pub qk_scale: Option<f32>,
+    /// Factors of folders that files have in their matrices.
+    pub scales: Vec<Scaled>,
+}
+
+/// Factors on rows of the tensors of this name in every layer: each up to a row, which it excludes.
+pub struct Scaled {
+    pub stem: &'static str,
+    pub rows: Vec<(usize, f32)>,
 }
 
 /// Heads of a delta net.
@@ -92,6 +100,7 @@ impl<'a> Finder<'a> {
             columns: Order::Same,
             transposed: None,
             read,
+            scales: Vec::new(),
             constant: None,
         };
         (tensor, recipe.lay_out())
@@ -116,7 +125,11 @@ impl<'a> Finder<'a> {
 
 /// Architectures whose GGUF files have the pairs of a rotary embedding side by side, and their folders half a head
 /// apart.
-const PAIRED: &[&str] = &["llama", "arcee", "mistral3", "smollm3", "granite", "granitemoe", "muse-glimmer"];
+const PAIRED: &[&str] =
+    &["llama", "arcee", "mistral3", "smollm3", "granite", "granitemoe", "granitehybrid", "muse-glimmer"];
+
+/// Architectures with Mamba-2, whose vectors have a second axis in GGUF files.
+const MAMBA: &[&str] = &["granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1"];
 
 /// Returns the tensors of a model by its plan.
 ///
@@ -160,6 +173,19 @@ pub fn of_plan(checkpoint: &Checkpoint, plan: &Plan, shape: &Shape) -> Result<Re
             ("qwen3next" | "qwen35" | "qwen35moe" | "glm4moe" | "seed_oss", "ffn_norm") => {
                 out.push(finder.weight(decl, &format!("{layer}post_attention_norm.weight"))?);
             }
+            (arch, "ssm_a" | "ssm_d" | "ssm_norm") if MAMBA.contains(&arch) => {
+                let (mut tensor, recipe) = plain()?;
+                match stem {
+                    "ssm_norm" => {
+                        tensor.shape = vec![1; 2 - decl.shape.len()].into_iter().chain(decl.shape.clone()).collect()
+                    }
+                    _ => tensor.shape = vec![decl.shape[0], 1],
+                }
+                out.push((tensor, recipe));
+            }
+            ("falcon-h1", "ffn_norm") => out.push(finder.weight(decl, &format!("{layer}ffn_norm"))?),
+            // What llama.cpp calls it, after the layers as it is.
+            ("lfm2" | "lfm2moe", "output_norm") => out.push(finder.weight(decl, "token_embd_norm.weight")?),
             ("hy_v3", "exp_probs_b") => out.push(finder.weight(decl, &format!("{layer}exp_probs_b"))?),
             ("qwen3next", "ssm_in") => out.extend(unmixed(&finder, decl, &layer, delta(shape)?)?),
             ("qwen35" | "qwen35moe", _) => {
@@ -228,6 +254,15 @@ pub fn of_plan(checkpoint: &Checkpoint, plan: &Plan, shape: &Shape) -> Result<Re
             }
             ("gemma4", "ffn_up_exps") | ("glm4" | "phi3", "ffn_up") if kind == "weight" => {}
             _ => out.push(plain()?),
+        }
+    }
+    for Scaled { stem, rows } in &shape.scales {
+        for (tensor, recipe) in &mut out {
+            let name = tensor.name.split_once("blk.").and_then(|(_, rest)| rest.split_once('.'));
+            let name = name.map_or(tensor.name.as_str(), |(_, rest)| rest);
+            if name.strip_suffix(".weight") == Some(stem) {
+                (tensor.dtype, recipe.dtype, recipe.scales) = (WeightType::F32, WeightType::F32, rows.clone());
+            }
         }
     }
     Ok(out)
@@ -391,6 +426,7 @@ pub fn constant(name: &str, values: Vec<f32>) -> (Tensor, Recipe) {
         columns: Order::Same,
         transposed: None,
         read: Read::Plain,
+        scales: Vec::new(),
         constant: Some(values),
     };
     (tensor, recipe)

@@ -22,7 +22,7 @@ use gpu::commands::{Buf, Caps, Cmd, Gpu, GpuError, List, Mapped, Pipe, Span, Tic
 use gpu::metal::outline::{Line, Outline};
 use gpu::metal::{Metal, Off, Tuning};
 use metal_sim::{Call, Fault, Moment, Options, Schedule, Sim, Stats};
-use model::plan::{DeltaHeads, Gate, Plan, RopePairing, Sharing, ValidPlan};
+use model::plan::{DeltaHeads, DeltaRule, Gate, Plan, RopePairing, Sharing, ValidPlan};
 use quant::WeightType::{self, *};
 
 /// A prompt over two pages, then chunks and single tokens of several sequences beside it.
@@ -73,7 +73,8 @@ const SHAPES: [Shape; 5] = [
 ];
 
 /// Heads of a delta rule that no tile divides.
-const DELTA: DeltaHeads = DeltaHeads { n_k_head: 2, n_v_head: 4, d_k: 20, d_v: 13, sharing: Sharing::Grouped };
+const DELTA: DeltaHeads =
+    DeltaHeads { n_k_head: 2, n_v_head: 4, d_k: 20, d_v: 13, sharing: Sharing::Grouped, rule: DeltaRule::Delta };
 
 /// Short floats, which lie in files that are repacked.
 const SHORT: [Shape; 2] = [
@@ -110,6 +111,10 @@ const FILES: &[&str] = &[
     "qwen35/model-q8_0.gguf",
     "qwen3moe/model-q4_0.gguf",
     "qwen3next/model-q8_0.gguf",
+    "published/lfm2_moe/hf",
+    "published/nemotron_h_latent/hf",
+    "published/granitemoehybrid/hf",
+    "published/falcon_h1/hf",
     "types/llama-blocks32.gguf",
     "types/qwen3moe-blocks32.gguf",
     "types/qwen3moe-blocks256.gguf",

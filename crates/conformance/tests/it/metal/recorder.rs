@@ -168,6 +168,10 @@ fn dispatches_of_every_architecture() {
         ("qwen35/model-q8_0.gguf", &[(10, 10), (12, 10)], (24, 21)),
         ("qwen3moe/model-q4_0.gguf", &[(11, 11), (12, 11)], (25, 23)),
         ("qwen3next/model-q8_0.gguf", &[(11, 11), (14, 12)], (27, 24)),
+        ("published/lfm2_moe/hf", &[(11, 11), (10, 10), (15, 13)], (38, 35)),
+        ("published/nemotron_h_latent/hf", &[(10, 9), (12, 7), (7, 6)], (31, 23)),
+        ("published/granitemoehybrid/hf", &[(20, 15), (17, 12)], (40, 29)),
+        ("published/falcon_h1/hf", &[(33, 18), (36, 18)], (72, 38)),
     ];
     let told: Arc<Mutex<Told>> = Arc::default();
     let metal = recorder(&told);

@@ -486,9 +486,12 @@ pub fn causal_conv(seed: u64) -> Vec<Case> {
         let mut b = Build::new(seed);
         let (x, w, out) = (b.input(d, UNIT), b.numbers(&[d, width]), b.buf(Rows::Tokens, d));
         let state = b.state("conv", (width - 1) * d);
-        b.op(Op::CausalConv { x, w, state, out });
+        let (biased, silu) = [(false, true), (true, true), (false, false), (true, false)][i / 2];
+        let bias = biased.then(|| b.vector(d));
+        b.op(Op::CausalConv { x, w, bias, silu, state, out });
         let script = [Tokens::counts, recurrent][i % 2];
-        b.finish("causal_conv", format!("d {d}, width {width}"), F32, &[("out", out), ("x", x)], |t| {
+        let shape = format!("d {d}, width {width}, bias {biased}, silu {silu}");
+        b.finish("causal_conv", shape, F32, &[("out", out), ("x", x)], |t| {
             [script(t), t.specials(&SPECIALS[..4])].concat()
         })
     };
@@ -499,16 +502,19 @@ pub fn delta_net(seed: u64) -> Vec<Case> {
     let shapes = [(1, 1, 1, 1), (2, 4, 128, 128), (3, 3, 20, 24), (2, 6, 7, 57), (1, 4, 64, 64), (4, 8, 16, 33)];
     let mut cases = Vec::new();
     for (i, (n_k_head, n_v_head, d_k, d_v)) in shapes.into_iter().enumerate() {
-        for sharing in [Sharing::Grouped, Sharing::Tiled] {
-            let heads = DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing };
+        let delta = [Sharing::Grouped, Sharing::Tiled].map(|sharing| (DeltaRule::Delta, sharing, i == 2));
+        // Skips of a sum in the cases that a sample has, which are every second one.
+        for (rule, sharing, has_skip) in delta.into_iter().chain([(DeltaRule::Sum, Sharing::Grouped, i % 4 < 2)]) {
+            let heads = DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing, rule };
             let mut b = Build::new(seed);
             let [q, k] = [0, 1].map(|_| b.input(n_k_head * d_k, Fill::Unit(d_k)));
             let v = b.input(n_v_head * d_v, UNIT);
             let [g, beta] = [0, 1].map(|_| b.input(n_v_head, Fill::Gate));
             let (state, out) = (b.state("delta", n_v_head * d_k * d_v), b.buf(Rows::Tokens, n_v_head * d_v));
-            b.op(Op::DeltaNet { q, k, v, g, beta, state, heads, out });
+            let skip = has_skip.then(|| b.vector(n_v_head));
+            b.op(Op::DeltaNet { q, k, v, g, beta, skip, state, heads, out });
             let is_counts = (i % 2 == 0) == (sharing == Sharing::Tiled);
-            let shape = format!("{heads:?}");
+            let shape = format!("{heads:?}, skip {has_skip}");
             cases.push(b.finish("delta_net", shape, F32, &[("out", out)], |t| {
                 let steps = if is_counts { t.counts() } else { recurrent(t) };
                 [steps, t.specials(&[Special::AllNan, Special::Zero]), prompts(t)].concat()
@@ -522,7 +528,7 @@ pub fn decay_beta(seed: u64) -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, n) in [1, 7, 32, 33, 70].into_iter().enumerate() {
         // Past 88 a softplus taken as it is written overflows, which shows where a decay is slow.
-        for (size, is_slow) in [(1.0, false), (120.0, true), (120.0, false)] {
+        for (size, is_slow, has_b) in [(1.0, false, true), (120.0, true, i % 2 == 0), (120.0, false, i % 2 == 1)] {
             let (mut b, rows) = (Build::new(seed), ROWS[i % 2]);
             let [a, beta] = [0, 1].map(|_| b.rows(rows, n, Fill::Uniform(size)));
             let slow = |random: &mut Random, _| (0..n).map(|_| -8.0 + random.float()).collect();
@@ -530,11 +536,11 @@ pub fn decay_beta(seed: u64) -> Vec<Case> {
             let dt_bias = b.vector(n);
             b.m.plan.weights[a_log.0 as usize].read = Read::NegExp;
             let [g_out, beta_out] = [0, 1].map(|_| b.buf(rows, n));
-            b.op(Op::DecayBeta { a, b: beta, a_log, dt_bias, g_out, beta_out });
+            b.op(Op::DecayBeta { a, b: has_b.then_some(beta), a_log, dt_bias, g_out, beta_out });
             let outs = [("g", g_out), ("beta", beta_out), ("a", a), ("b", beta)];
             cases.push(b.finish(
                 "decay_beta",
-                format!("n {n}, to {size}, slow {is_slow}, {rows:?}"),
+                format!("n {n}, to {size}, slow {is_slow}, b {has_b}, {rows:?}"),
                 F32,
                 &outs,
                 mixed,
@@ -548,11 +554,13 @@ pub fn gated_norm(seed: u64) -> Vec<Case> {
     let case = |(i, &(n_head, d_head)): (usize, &(usize, usize))| {
         let (mut b, rows) = (Build::new(seed), ROWS[i % 2]);
         let (x, gate) = (b.rows(rows, n_head * d_head, UNIT), b.rows(rows, n_head * d_head, Fill::Uniform(5.0)));
-        let w = b.vector(d_head);
-        b.op(Op::GatedNorm { x, gate, w, eps: 1e-6, n_head, d_head });
-        b.finish("gated_norm", format!("{n_head} heads of {d_head}, {rows:?}"), F32, &[("x", x), ("gate", gate)], mixed)
+        let (is_own, gate_first) = [(false, false), (true, true), (false, true), (true, false)][i / 2 % 4];
+        let w = if is_own { b.numbers(&[n_head, d_head]) } else { b.vector(d_head) };
+        b.op(Op::GatedNorm { x, gate, w, gate_first, eps: 1e-6, n_head, d_head });
+        let shape = format!("{n_head} heads of {d_head}, own {is_own}, gate first {gate_first}, {rows:?}");
+        b.finish("gated_norm", shape, F32, &[("x", x), ("gate", gate)], mixed)
     };
-    [(1, 1), (3, 20), (5, 33), (4, 128), (1, 513), (33, 2)].iter().enumerate().map(case).collect()
+    [(1, 1), (3, 20), (5, 33), (4, 128), (1, 513), (33, 2), (3, 100), (2, 48)].iter().enumerate().map(case).collect()
 }
 
 /// The forms of a router over `n` experts of which `k` are used, as far as the numbers allow them.

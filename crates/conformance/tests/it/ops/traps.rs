@@ -371,12 +371,67 @@ fn traps() -> Vec<(&'static str, &'static [&'static str], Sabotage)> {
             }),
         ),
         (
+            "causal_conv: bias",
+            &["causal_conv"],
+            plan(|p| {
+                each(p, |op| {
+                    if let Op::CausalConv { bias, .. } = op {
+                        *bias = None
+                    }
+                })
+            }),
+        ),
+        (
+            "causal_conv: silu follows always",
+            &["causal_conv"],
+            plan(|p| {
+                each(p, |op| {
+                    if let Op::CausalConv { silu, .. } = op {
+                        *silu = true
+                    }
+                })
+            }),
+        ),
+        (
             "delta_net: who shares a key",
             &["delta_net"],
             plan(|p| {
                 each(p, |op| {
                     if let Op::DeltaNet { heads, .. } = op {
                         heads.sharing = Sharing::Grouped
+                    }
+                })
+            }),
+        ),
+        (
+            "delta_net: the rule",
+            &["delta_net"],
+            plan(|p| {
+                each(p, |op| {
+                    if let Op::DeltaNet { heads, .. } = op {
+                        heads.rule = DeltaRule::Delta
+                    }
+                })
+            }),
+        ),
+        (
+            "delta_net: skip",
+            &["delta_net"],
+            plan(|p| {
+                each(p, |op| {
+                    if let Op::DeltaNet { skip, .. } = op {
+                        *skip = None
+                    }
+                })
+            }),
+        ),
+        (
+            "gated_norm: the gate comes last",
+            &["gated_norm"],
+            plan(|p| {
+                each(p, |op| {
+                    if let Op::GatedNorm { gate_first, .. } = op {
+                        *gate_first = false
                     }
                 })
             }),

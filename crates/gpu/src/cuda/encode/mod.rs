@@ -11,7 +11,7 @@ mod few;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use model::plan::{GateFactor, Growth};
+use model::plan::{DeltaRule, GateFactor, Growth};
 
 use self::batch::BatchScratch;
 use super::args;
@@ -233,9 +233,18 @@ impl Encoder<'_> {
                 let args = args::Center { x: x.ptr, out: out.ptr, rows: rows as u64, d: x.width as u32, reserved: 0 };
                 self.run(Modules::NORM, Launch::each("center", rows * 32, 128), &args)
             }
-            Node::HeadNorm { x, w, eps, d_head, gate } => {
+            Node::HeadNorm { x, w, eps, d_head, gate, n_w, gate_first } => {
                 let n = self.rows(&x) * (x.width / d_head);
-                let args = args::HeadNorm { x: x.ptr, w, gate, n: n as u64, d: d_head as u32, eps };
+                let args = args::HeadNorm {
+                    x: x.ptr,
+                    w,
+                    gate,
+                    n: n as u64,
+                    d: d_head as u32,
+                    eps,
+                    n_w: n_w as u32,
+                    gate_first: u32::from(gate_first),
+                };
                 let entry = if gate == 0 { "head_norm" } else { "gated_norm" };
                 self.run(Modules::NORM, Launch::each(entry, n * 32, 128), &args)
             }
@@ -297,7 +306,7 @@ impl Encoder<'_> {
                 let n = a.width;
                 let len = self.rows(&a) * n;
                 let (g, beta) = (g.ptr, beta.ptr);
-                let (a, b, len_, n) = (a.ptr, b.ptr, len as u64, n as u64);
+                let (a, len_, n) = (a.ptr, len as u64, n as u64);
                 let args = args::DecayBeta { a, b, a_log, dt_bias, g, beta, len: len_, n };
                 self.run(Modules::ELEMENTWISE, Launch::each("decay_beta", len, 256), &args)
             }
@@ -321,22 +330,23 @@ impl Encoder<'_> {
             }
             Node::Qkv(ref node) => self.qkv(node),
             Node::Attention(ref node) => self.attention(node),
-            Node::CausalConv { module, x, w, width, state, out } => {
+            Node::CausalConv { module, x, w, bias, silu, width, state, out } => {
                 let args = args::CausalConv {
                     step: self.step,
                     x: x.ptr,
                     w,
+                    bias,
                     state: state.ptr,
                     out: out.ptr,
                     state_len: state.len as u64,
                     d: x.width as u32,
-                    reserved: 0,
+                    silu: u32::from(silu),
                 };
                 let tile = (width - 1).max(32);
                 let grid = [x.width.div_ceil(128), self.longest.div_ceil(tile), self.counts.chunks].map(|n| n as u32);
                 self.run(module, Launch { entry: "causal_conv", grid, block: 128, shared: 0 }, &args)
             }
-            Node::DeltaNet { module, tiles, inputs: [q, k, v, g, beta], heads, state, out } => {
+            Node::DeltaNet { module, tiles, inputs: [q, k, v, g, beta], skip, heads, state, out } => {
                 let args = args::DeltaNet {
                     step: self.step,
                     q: q.ptr,
@@ -344,6 +354,7 @@ impl Encoder<'_> {
                     v: v.ptr,
                     g: g.ptr,
                     beta: beta.ptr,
+                    skip,
                     state: state.ptr,
                     out: out.ptr,
                     state_len: state.len as u64,
@@ -351,6 +362,8 @@ impl Encoder<'_> {
                     n_v_head: heads.n_v_head as u32,
                     d_v: heads.d_v as u32,
                     tiled: u32::from(is_tiled(heads.sharing)),
+                    is_sum: u32::from(heads.rule == DeltaRule::Sum),
+                    reserved: 0,
                 };
                 let chunks = self.counts.chunks;
                 if let Some(tiles) = tiles.filter(|_| self.counts.tokens >= delta::FROM * chunks) {

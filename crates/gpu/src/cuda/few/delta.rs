@@ -67,14 +67,14 @@ fn joined(
     i: usize,
 ) -> Option<(DeltaInNode, Node)> {
     let [
-        Op::CausalConv { out: conv, .. },
+        Op::CausalConv { bias: None, silu: true, out: conv, .. },
         Op::SplitHeads { x: whole, n_head: 1, parts },
         Op::HeadNorm { x: q_normed, w: None, eps, .. },
         Op::Scale { x: q_scaled, scale: q_scale },
         Op::HeadNorm { x: k_normed, w: None, eps: k_eps, .. },
         Op::Scale { x: k_scaled, scale: k_scale },
-        Op::DecayBeta { g_out, beta_out, .. },
-        Op::DeltaNet { q, k, v, g, beta, heads, .. },
+        Op::DecayBeta { b: Some(_), g_out, beta_out, .. },
+        Op::DeltaNet { q, k, v, g, beta, skip: None, heads, .. },
     ] = plan.ops.get(i..i + 8)?
     else {
         return None;
@@ -99,7 +99,7 @@ fn joined(
     else {
         return None;
     };
-    let &[Node::DeltaNet { module, tiles, inputs, state: rule, out, .. }] = nodes[i + 7].as_slice() else {
+    let &[Node::DeltaNet { module, tiles, inputs, skip, state: rule, out, .. }] = nodes[i + 7].as_slice() else {
         return None;
     };
     let (places, _) = delta::places(heads, room.rows, room.at as usize);
@@ -112,7 +112,7 @@ fn joined(
         heads,
         out: places.inputs,
         a: a.ptr,
-        b: b.ptr,
+        b,
         a_log,
         dt_bias,
         scales: [*q_scale, *k_scale],
@@ -120,5 +120,5 @@ fn joined(
         has_rows: false,
     };
     let inputs = std::array::from_fn(|i| View { ptr: places.inputs[i], ..inputs[i] });
-    Some((before, Node::DeltaNet { module, tiles, inputs, heads, state: rule, out }))
+    Some((before, Node::DeltaNet { module, tiles, inputs, skip, heads, state: rule, out }))
 }

@@ -285,14 +285,17 @@ impl Few<'_> {
                     self.out.push(Node::GateBy { x: source.x, gate: by, factor });
                 }
             }
-            (&Op::GatedNorm { x, .. }, &[Node::HeadNorm { x: row, w, eps, d_head, gate }]) => {
+            (
+                &Op::GatedNorm { x, gate_first: false, .. },
+                &[Node::HeadNorm { x: row, w, eps, d_head, gate, n_w: 1, .. }],
+            ) => {
                 let fits = d_head.is_power_of_two() && (8..=256).contains(&d_head);
                 let is_next = matches!(ops.get(i + 1), Some(Op::Linear { x: next, .. }) if *next == x);
                 if fits && is_next && self.is_only_read_by(x, i, i + 1) {
                     let at = Strided { ptr: gate, d_head, head: d_head, row: row.width };
                     self.sources.insert(x, Source { x: row, prologue: gate_of(GATED_NORM, w, eps, at) });
                 } else {
-                    self.out.push(Node::HeadNorm { x: row, w, eps, d_head, gate });
+                    self.out.extend_from_slice(&self.nodes[i]);
                 }
             }
             (_, nodes) => self.out.extend_from_slice(nodes),

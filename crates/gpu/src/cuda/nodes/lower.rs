@@ -156,11 +156,12 @@ impl Lower<'_, '_> {
             }
             Op::Center { x, out } => Node::Center { x: self.view(x), out: self.view(out) },
             Op::HeadNorm { x, w, eps, d_head, .. } => {
-                Node::HeadNorm { x: self.view(x), w: self.vector_or_null(w)?, eps, d_head, gate: 0 }
+                let w = self.vector_or_null(w)?;
+                Node::HeadNorm { x: self.view(x), w, eps, d_head, gate: 0, n_w: 1, gate_first: false }
             }
-            Op::GatedNorm { x, gate, w, eps, d_head, .. } => {
-                let gate = self.view(gate).ptr;
-                Node::HeadNorm { x: self.view(x), w: self.vector(w)?, eps, d_head, gate }
+            Op::GatedNorm { x, gate, w, gate_first, eps, d_head, .. } => {
+                let (gate, n_w) = (self.view(gate).ptr, self.plan.weight(w).n_values() / d_head);
+                Node::HeadNorm { x: self.view(x), w: self.vector(w)?, eps, d_head, gate, n_w, gate_first }
             }
             Op::Rope { x, rope, n_head, d_head } => {
                 Node::Rope { x: self.view(x), rope: rope.0 as usize, n_head, d_head }
@@ -208,7 +209,7 @@ impl Lower<'_, '_> {
                     singles: None,
                 })
             }
-            Op::CausalConv { x, w, state, out } => {
+            Op::CausalConv { x, w, bias, silu, state, out } => {
                 let width = self.plan.weight(w).shape[1];
                 if width > 64 {
                     let what = format!("run a causal convolution of width {width}, at most 64");
@@ -216,23 +217,26 @@ impl Lower<'_, '_> {
                 }
                 let module = self.modules.id(Key::sized(sources::CAUSAL_CONV, "WIDTH", width));
                 let (x, out) = (self.view(x), self.view(out));
-                Node::CausalConv { module, x, w: self.vector(w)?, width, state: self.state(state), out }
+                let (w, bias) = (self.vector(w)?, self.vector_or_null(bias)?);
+                Node::CausalConv { module, x, w, bias, silu, width, state: self.state(state), out }
             }
-            Op::DeltaNet { q, k, v, g, beta, state, heads, out } => {
+            Op::DeltaNet { q, k, v, g, beta, skip, state, heads, out } => {
                 if heads.d_k > 512 {
                     let what = format!("run a delta rule on keys of {} numbers, at most 512", heads.d_k);
                     return Err(CompileError::Unsupported { backend: "cuda", what });
                 }
                 let module = self.modules.id(Key::sized(sources::DELTA_NET, "D_K", heads.d_k));
                 let inputs = [q, k, v, g, beta].map(|buf| self.view(buf));
-                let fits = self.max_tokens >= delta::FROM && delta::fits(heads, self.max_shared);
+                let is_plain = skip.is_none();
+                let fits = is_plain && self.max_tokens >= delta::FROM && delta::fits(heads, self.max_shared);
                 let tiles = fits.then(|| {
                     let (places, _) = delta::places(heads, self.max_tokens, self.delta as usize);
                     let delta::Places { keys, shares, gates, .. } = places;
                     let module = self.modules.id(Key::sized(sources::DELTA_CHUNKS, "D_K", heads.d_k));
                     DeltaTiles { module, keys, shares, gates }
                 });
-                Node::DeltaNet { module, tiles, inputs, heads, state: self.state(state), out: self.view(out) }
+                let skip = self.vector_or_null(skip)?;
+                Node::DeltaNet { module, tiles, inputs, skip, heads, state: self.state(state), out: self.view(out) }
             }
             Op::Route { logits, router, n_used, ids, weights } => {
                 self.n_routers += 1;
@@ -301,7 +305,7 @@ impl Lower<'_, '_> {
             Op::GateBy { x, gate, factor } => Node::GateBy { x: self.view(x), gate: self.view(gate), factor },
             Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => Node::DecayBeta {
                 a: self.view(a),
-                b: self.view(b),
+                b: b.map_or(0, |b| self.view(b).ptr),
                 a_log: self.vector(a_log)?,
                 dt_bias: self.vector(dt_bias)?,
                 g: self.view(g_out),

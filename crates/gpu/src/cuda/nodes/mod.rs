@@ -158,6 +158,9 @@ pub enum Node {
         eps: f32,
         d_head: usize,
         gate: Ptr,
+        /// Heads of a row that `w` has numbers for each, 1 where all have the same.
+        n_w: usize,
+        gate_first: bool,
     },
     Rope {
         x: View,
@@ -209,7 +212,8 @@ pub enum Node {
     },
     DecayBeta {
         a: View,
-        b: View,
+        /// Null where the rate is the step size.
+        b: Ptr,
         a_log: Ptr,
         dt_bias: Ptr,
         g: View,
@@ -227,6 +231,8 @@ pub enum Node {
         module: ModuleId,
         x: View,
         w: Ptr,
+        bias: Ptr,
+        silu: bool,
         width: usize,
         state: StateView,
         out: View,
@@ -236,6 +242,7 @@ pub enum Node {
         /// Its kernels for many tokens, where the heads have them.
         tiles: Option<DeltaTiles>,
         inputs: [View; 5],
+        skip: Ptr,
         heads: DeltaHeads,
         state: StateView,
         out: View,

@@ -1,6 +1,6 @@
 //! What runs of ops look like, and what they are together.
 
-use model::plan::{Buf, Cache, Gate, GateFactor, LinearPart, Norm, Op, Plan, Rope, Rows, State, Weight};
+use model::plan::{Buf, Cache, DeltaRule, Gate, GateFactor, LinearPart, Norm, Op, Plan, Rope, Rows, State, Weight};
 
 use super::is_read_behind;
 
@@ -260,13 +260,13 @@ pub fn delta_in(plan: &Plan, i: usize) -> Option<(DeltaIn, usize)> {
         _ => (None, i),
     };
     let [
-        Op::CausalConv { x, w, state, out: conv },
+        Op::CausalConv { x, w, bias: None, silu: true, state, out: conv },
         Op::SplitHeads { x: whole, n_head: 1, parts },
         Op::HeadNorm { x: q, w: None, eps: q_eps, n_head: n_q, d_head: d_q },
         Op::Scale { x: q_scaled, scale: q_scale },
         Op::HeadNorm { x: k, w: None, eps: k_eps, n_head: n_k, d_head: d_k },
         Op::Scale { x: k_scaled, scale: k_scale },
-        Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out },
+        Op::DecayBeta { a, b: Some(b), a_log, dt_bias, g_out, beta_out },
     ] = plan.ops.get(at..at + 7)?
     else {
         return None;
@@ -322,8 +322,13 @@ pub struct DeltaNorm {
 /// The run that begins with op `i`, of two ops.
 pub fn delta_norm(plan: &Plan, i: usize) -> Option<(DeltaNorm, usize)> {
     match plan.ops.get(i..i + 2)? {
-        &[Op::DeltaNet { heads, out, .. }, Op::GatedNorm { x, gate, w, eps, n_head, d_head }]
-            if x == out && (n_head, d_head) == (heads.n_v_head, heads.d_v) =>
+        &[
+            Op::DeltaNet { skip: None, heads, out, .. },
+            Op::GatedNorm { x, gate, w, gate_first: false, eps, n_head, d_head },
+        ] if x == out
+            && (n_head, d_head) == (heads.n_v_head, heads.d_v)
+            && plan.weight(w).shape.len() == 1
+            && heads.rule == DeltaRule::Delta =>
         {
             Some((DeltaNorm { delta: i, gate, w, eps }, 2))
         }

@@ -1,6 +1,6 @@
 //! Dispatches of gated delta rules: the convolution and the gates before them, the rule, the norm behind it.
 
-use model::plan::{Buf, DeltaHeads, Op, Sharing, State, Weight};
+use model::plan::{Buf, DeltaHeads, DeltaRule, Op, Sharing, State, Weight};
 
 use super::super::{fuse, sources, variants};
 use super::{Draft, Lower, float, is, unsupported};
@@ -23,14 +23,24 @@ impl Lower<'_> {
         (Place::Fixed(self.at.states[state.0 as usize]), Use::Update)
     }
 
-    pub(super) fn causal_conv(&mut self, x: Buf, w: Weight, state: State, out: Buf) -> Result<(), CompileError> {
+    pub(super) fn causal_conv(
+        &mut self,
+        (x, out): (Buf, Buf),
+        (w, bias): (Weight, Option<Weight>),
+        silu: bool,
+        state: State,
+    ) -> Result<(), CompileError> {
         let (d, width) = self.shape(w);
         if !(2..=CONV_TILE as usize + 1).contains(&width) {
             return Err(unsupported(format!("run causal_conv over {width} positions, 2 to {}", CONV_TILE + 1)));
         }
+        let draft = Draft::new(sources::CAUSAL_CONV, "causal_conv");
+        let draft = bias.into_iter().fold(draft, |draft, bias| draft.bind(6, self.vector(bias)));
         self.push(
-            Draft::new(sources::CAUSAL_CONV, "causal_conv")
+            draft
                 .define("WIDTH", width)
+                .define("BIAS", usize::from(bias.is_some()))
+                .define("SILU", usize::from(silu))
                 .bind(0, self.buf(x))
                 .bind(1, self.vector(w))
                 .bind(2, self.state(state))
@@ -46,13 +56,27 @@ impl Lower<'_> {
         Ok(())
     }
 
-    pub(super) fn delta_net(&mut self, inputs: [Buf; 5], state: State, heads: DeltaHeads, out: Buf) {
-        self.delta(inputs, state, heads, out, None);
+    pub(super) fn delta_net(
+        &mut self,
+        inputs: [Buf; 5],
+        skip: Option<Weight>,
+        state: State,
+        heads: DeltaHeads,
+        out: Buf,
+    ) {
+        self.delta((inputs, out), state, heads, skip, None);
     }
 
     /// With the norm of its heads where it has one.
-    fn delta(&mut self, inputs: [Buf; 5], state: State, heads: DeltaHeads, out: Buf, norm: Option<&fuse::DeltaNorm>) {
-        let DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing } = heads;
+    fn delta(
+        &mut self,
+        (inputs, out): ([Buf; 5], Buf),
+        state: State,
+        heads: DeltaHeads,
+        skip: Option<Weight>,
+        norm: Option<&fuse::DeltaNorm>,
+    ) {
+        let DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing, rule } = heads;
         // Four columns to a simdgroup, or with a norm all columns to a threadgroup.
         let fours = norm.map_or(1, |_| d_v.div_ceil(4 * NORM_SIMDGROUPS));
         let simdgroups = norm.map_or(2, |_| d_v.div_ceil(4 * fours).max(2));
@@ -60,11 +84,17 @@ impl Lower<'_> {
             .define("D_K", d_k)
             .define("FOURS", fours)
             .define("SIMDGROUPS", simdgroups)
-            .define("NORM", usize::from(norm.is_some()));
+            .define("NORM", usize::from(norm.is_some()))
+            .define("SUM", usize::from(rule == DeltaRule::Sum))
+            .define("SKIP", usize::from(skip.is_some()));
         for (slot, buf) in (0..).zip(inputs) {
             draft = draft.bind(slot, self.buf_as(buf, Use::Read));
         }
-        let forms = self.delta_chunks(heads, norm.is_some()).into_iter().collect();
+        if let Some(skip) = skip {
+            draft = draft.bind(11, self.vector(skip));
+        }
+        let chunks = if skip.is_some() { None } else { self.delta_chunks(heads, norm.is_some()) };
+        let forms = chunks.into_iter().collect();
         let words = [n_k_head, n_v_head, d_v, usize::from(sharing == Sharing::Tiled)].map(is);
         let draft = draft
             .bind(5, self.state(state))
@@ -89,6 +119,9 @@ impl Lower<'_> {
     /// The form for prompts: many positions at a time.
     fn delta_chunks(&mut self, heads: DeltaHeads, has_norm: bool) -> Option<Form> {
         let tuning = self.at.tuning;
+        if heads.rule != DeltaRule::Delta {
+            return None;
+        }
         let variants::DeltaTile { blocks, simdgroups } =
             variants::delta_tile(heads.d_k, heads.d_v, has_norm).filter(|_| !tuning.is_plain && !tuning.off.delta)?;
         let draft = Draft::new(sources::DELTA_CHUNKS, "delta_chunks")
@@ -151,14 +184,14 @@ impl Lower<'_> {
 
     /// A delta rule with the norm of its heads; by themselves where a thread would keep too much of a state.
     pub(super) fn delta_norm(&mut self, norm: &fuse::DeltaNorm, ops: &[Op]) -> Result<(), CompileError> {
-        let &Op::DeltaNet { q, k, v, g, beta, state, heads, out } = &ops[0] else {
+        let &Op::DeltaNet { q, k, v, g, beta, skip, state, heads, out } = &ops[0] else {
             unreachable!("a norm of a delta rule stands behind it");
         };
         let kept = 4 * heads.d_v.div_ceil(4 * NORM_SIMDGROUPS) * heads.d_k.div_ceil(32);
         if kept > MAX_KEPT || self.at.tuning.is_plain {
             return self.apart(ops);
         }
-        self.delta([q, k, v, g, beta], state, heads, out, Some(norm));
+        self.delta(([q, k, v, g, beta], out), state, heads, skip, Some(norm));
         Ok(())
     }
 

@@ -319,6 +319,7 @@ impl Maker<'_> {
             columns: Order::Same,
             transposed: None,
             read: Read::Plain,
+            scales: Vec::new(),
             constant: None,
         };
         recipe.lay_out()
