@@ -174,7 +174,7 @@ class Model:
         cache_type: str | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         copy_weights: Literal["auto", "none", "dense", "all"] | None = None,
-        draft: Literal["off", "ngram", "mtp"] | None = None,
+        draft: Literal["off", "auto", "ngram", "mtp"] | None = None,
         draft_tokens: int | None = None,
         chat_template: str | os.PathLike[str] | None = None,
         name: str | None = None,

@@ -12,6 +12,7 @@
 use backend::{Ask, Batch, Limits, PAGE, StepError};
 
 use super::ahead::Fresh;
+use super::payoff::MAX_COMPANY;
 use super::sequence::Sequence;
 use super::{Engine, Error};
 
@@ -137,15 +138,38 @@ impl Engine {
         }
         let n_spare = self.spare_for_drafts();
         let Some(mut head) = self.head.take() else { return Ok(()) };
+        let began = self.payoff.is_some().then(|| (self.clock)());
+        let is_prompt = self.running.iter().any(|sequence| sequence.ahead.fresh.is_some_and(|f| self.is_of_prompt(f)));
         let result = self.draft_with(&mut head, n_spare);
+        if let (Some(began), Some(payoff), Ok(n_steps), false) = (began, &mut self.payoff, &result, is_prompt)
+            && *n_steps > 0
+        {
+            self.drafting = (self.clock)().saturating_duration_since(began).as_secs_f64();
+            payoff.observe_head(*n_steps, self.drafting);
+        }
+        let result = result.map(|_| ());
         // The next step has other hidden states.
         self.running.iter_mut().for_each(|sequence| sequence.ahead.fresh = None);
         self.head = Some(head);
         result
     }
 
-    /// `n_spare` is the most that all sequences have together.
-    fn draft_with(&mut self, head: &mut Head, mut n_spare: usize) -> Result<(), Error> {
+    /// Whether rows are more than a step has of a sequence that decodes.
+    fn is_of_prompt(&self, fresh: Fresh) -> bool {
+        fresh.n > 1 + self.max_draft
+    }
+
+    /// Whether the head leaves a sequence out: where the number of drafts is decided and none are to be made. Later drafts
+    /// are worse for the rows that are missing then.
+    fn is_left_out(&self, sequence: &Sequence) -> bool {
+        let is_of_prompt = sequence.ahead.fresh.is_some_and(|fresh| self.is_of_prompt(fresh));
+        let is_crowded = self.running.len() > MAX_COMPANY;
+        self.payoff.is_some() && sequence.allowed == 0 && (is_crowded || !is_of_prompt)
+    }
+
+    /// `n_spare` is the most that all sequences have together. Returns the number of the head's steps.
+    fn draft_with(&mut self, head: &mut Head, mut n_spare: usize) -> Result<usize, Error> {
+        let mut n_steps = 0;
         self.running.iter_mut().for_each(|sequence| sequence.ahead.guesses.clear());
         let mut i = 0;
         while i < self.running.len() {
@@ -154,7 +178,14 @@ impl Engine {
             head.full.clear();
             while i < self.running.len() && head.batch.tokens.len() < self.budget && head.rows.len() < self.max_outputs
             {
-                let n = if self.running[i].remaining() == 1 { self.most_drafts(i, head.n.min(n_spare)) } else { 0 };
+                if self.is_left_out(&self.running[i]) {
+                    self.running[i].ahead.clear();
+                    i += 1;
+                    continue;
+                }
+                let most = if self.payoff.is_some() { self.running[i].allowed } else { head.n };
+                let is_decoding = self.running[i].remaining() == 1;
+                let n = if is_decoding { self.most_drafts(i, most.min(n_spare), true) } else { 0 };
                 let room = self.budget - head.batch.tokens.len();
                 let pushed = head.push(i, &mut self.running[i], room, n);
                 n_spare -= if pushed.is_asked { n } else { 0 };
@@ -164,8 +195,9 @@ impl Engine {
                 i += 1;
             }
             while !head.batch.tokens.is_empty() {
+                n_steps += 1;
                 if !self.head_step(head)? {
-                    return Ok(());
+                    return Ok(n_steps);
                 }
                 head.batch.clear();
                 for (chunk, row) in (0..).zip(&mut head.rows) {
@@ -178,7 +210,7 @@ impl Engine {
                 head.batch.hidden.extend_from_slice(&head.own);
             }
         }
-        Ok(())
+        Ok(n_steps)
     }
 
     /// Runs the head's batch and takes the drafts of its rows; those that further ones follow stay. Returns false where
@@ -211,11 +243,11 @@ impl Engine {
     }
 
     /// Drafts that a sequence can use in its next step, at most `max`: those that its answer has room for, that lose no
-    /// checkpoint, and that the head computes in the pages that the sequence has.
-    fn most_drafts(&self, i: usize, max: usize) -> usize {
+    /// checkpoint, and that the head, where it drafts, computes in the pages that the sequence has.
+    pub(super) fn most_drafts(&self, i: usize, max: usize, has_head: bool) -> usize {
         let sequence = &self.running[i];
         let held = &sequence.held;
-        let in_pages = held.pages().len() * PAGE + 1 - held.computed;
+        let in_pages = if has_head { held.pages().len() * PAGE + 1 - held.computed } else { usize::MAX };
         let room = self.memory.draft_room(held, self.options.prefix_cache);
         max.min(sequence.room_for_drafts()).min(room).min(in_pages)
     }

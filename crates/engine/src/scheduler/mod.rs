@@ -10,7 +10,8 @@
 //! sampler works through their rows as long as it chooses what was guessed. So random numbers, grammars and texts move
 //! on token by token as they do without drafts, and nothing of them is taken back. What is taken back is memory: only
 //! the positions of accepted tokens count as computed, and [`backend::Drafts::commit`] moves the recurrent states past
-//! those. The model's own head drafts, too, where it has one ([`Engine::set_head`]).
+//! those. The model's own head drafts, too, where it has one ([`Engine::set_head`]). How many drafts a step has is
+//! fixed, or decided by what they gain ([`Engine::set_adaptive`]).
 //!
 //! # Late masks
 //! Where the mask of a grammar has not come when the row has, the sequence keeps the row and its memory and sits out
@@ -52,6 +53,7 @@ mod head;
 mod memory;
 mod pace;
 mod pages;
+mod payoff;
 mod planning;
 mod request;
 mod ring;
@@ -80,6 +82,7 @@ pub use vocabulary::{TextStream, Vocabulary};
 use head::Head;
 use memory::Memory;
 use pace::Pace;
+use payoff::{Candidate, Payoff};
 use sequence::{Row, Sequence};
 
 /// Maximum number of log-probabilities a request may ask for per token.
@@ -164,6 +167,12 @@ pub struct Engine {
     head: Option<Head>,
     /// Maximum number of drafts of a sequence in a step.
     max_draft: usize,
+    /// Decides how many drafts a step has, where that is not fixed.
+    payoff: Option<Box<Payoff>>,
+    /// The sequences that it decides about, of the step that is being made.
+    candidates: Vec<Candidate>,
+    /// Seconds that the drafts of the step in flight took.
+    drafting: f64,
     /// Slots whose drafts the step has judged, with the number that stands.
     commits: Vec<(u32, usize)>,
     n_vocab: usize,
@@ -233,6 +242,9 @@ impl Engine {
             drafter: None,
             head: None,
             max_draft: limits.max_draft,
+            payoff: None,
+            candidates: Vec::new(),
+            drafting: 0.0,
             commits: Vec::with_capacity(if limits.max_draft > 0 { max_running } else { 0 }),
             n_vocab,
             is_tracing: false,
@@ -276,6 +288,15 @@ impl Engine {
         self.head = width.map(|d_model| Head::new(n, d_model, self.program.limits()));
         self.running.iter_mut().for_each(|sequence| sequence.ahead.clear());
         self.head.is_some()
+    }
+
+    /// Lets the number of drafts of each step be decided by what they cost and gain, as measured, in place of the largest
+    /// possible one: few or none where they lose time, where prompts are computed, or where many sequences share steps.
+    /// At most 4 of a sequence. Where steps are timed exactly, no answer takes 2% longer over any 200 tokens than it
+    /// does without drafts. Its prompt may: a head computes its own layer of the prompt.
+    pub fn set_adaptive(&mut self, is_on: bool) {
+        self.payoff = is_on.then(|| Box::new(Payoff::new()));
+        self.candidates.reserve_exact(if is_on { self.options.max_running } else { 0 });
     }
 
     /// Sets what times steps, for tests: the system's clock does at first.
@@ -350,6 +371,10 @@ impl Engine {
         if let Some(head) = &self.head {
             sequence.ahead.reserve(self.max_draft, head.d_model());
         }
+        if let Some(payoff) = &self.payoff {
+            sequence.ahead.reserve(self.max_draft, 0);
+            sequence.account = payoff.open();
+        }
         self.next_id += 1;
         self.enqueue(sequence);
         Ok(id)
@@ -400,6 +425,7 @@ impl Engine {
             events.done(id, FinishReason::Cancelled, usage);
         }
         self.sample_late(Duration::ZERO, events);
+        self.decide_drafts();
         self.draft_ahead()?;
         self.save_some();
         self.plan();
@@ -543,8 +569,16 @@ impl Engine {
         let n_vocab = *n_vocab;
         let width = program.routers().iter().map(|router| router.n_used).sum::<usize>().max(1);
         let output = program.wait()?;
+        let mut bill = None;
         if let Some(began) = self.began.take() {
-            self.pace.observe(batch.tokens.len(), (self.clock)().saturating_duration_since(began));
+            let time = (self.clock)().saturating_duration_since(began);
+            self.pace.observe(batch.tokens.len(), time);
+            if let Some(payoff) = &mut self.payoff
+                && batch.chunks.iter().all(|chunk| chunk.len == chunk.n_draft + 1 && chunk.pos > 0)
+            {
+                let (n, n_drafts) = (batch.chunks.len(), batch.chunks.iter().map(|chunk| chunk.n_draft as usize).sum());
+                bill = Some(payoff.observe(n, n_drafts, time.as_secs_f64(), self.drafting));
+            }
         }
         check_rows(batch, &output, n_vocab)?;
         if let Some(head) = head {
@@ -596,6 +630,12 @@ impl Engine {
                     if head.is_some() && sequence.is_answered() {
                         let n = (first.len - first.n_draft) as usize + n_accepted;
                         sequence.ahead.computed(first.first as usize, first.pos as usize, n);
+                    }
+                    match (&mut self.payoff, bill) {
+                        (Some(payoff), Some(bill)) => {
+                            payoff.charge(&mut sequence.account, bill, first.n_draft as usize, n_accepted)
+                        }
+                        _ => sequence.account.rest(),
                     }
                     if first.n_draft > 0 {
                         self.drafted += u64::from(first.n_draft);

@@ -1,6 +1,7 @@
 //! What the next step computes: how many tokens of which sequences, with which pages, and the batch of them.
 
 use super::pace::Company;
+use super::payoff::{Candidate, MAX_COMPANY};
 use super::sequence::Sequence;
 use super::{Engine, ranks_before};
 
@@ -110,11 +111,56 @@ impl Engine {
         let sequence = &mut self.running[i];
         let room = self.memory.draft_room(&sequence.held, self.options.prefix_cache);
         let max = max.min(self.max_draft).min(room);
-        match (&self.head, &mut self.drafter) {
-            (Some(_), _) => sequence.take_guesses(max),
-            (None, Some(drafter)) => sequence.draft(&mut **drafter, max, self.n_vocab),
-            (None, None) => 0,
+        match &mut self.drafter {
+            _ if self.head.is_some() || self.payoff.is_some() => sequence.take_guesses(max),
+            Some(drafter) => sequence.draft(&mut **drafter, max, self.n_vocab),
+            None => 0,
         }
+    }
+
+    /// Decides how many drafts each sequence may have in the next step, where that is not fixed, and takes those of a
+    /// drafter. Prompts are computed without.
+    pub(super) fn decide_drafts(&mut self) {
+        let Some(payoff) = self.payoff.take() else { return };
+        let has_head = self.head.is_some();
+        self.drafting = 0.0;
+        self.running.iter_mut().for_each(|sequence| {
+            sequence.allowed = 0;
+            sequence.ahead.guesses.clear();
+        });
+        let n_decoding = self.running.iter().filter(|s| s.remaining() == 1).count();
+        let may_admit = !self.waiting.is_empty() && self.running.len() < self.options.max_running;
+        let has_prompts = may_admit || self.running.iter().any(|s| s.remaining() > 1);
+        let n_spare = self.spare_for_drafts();
+        if n_decoding <= MAX_COMPANY && !has_prompts && n_spare > 0 {
+            let is_decoding = |&i: &usize| self.running[i].remaining() == 1;
+            let mut candidates = std::mem::take(&mut self.candidates);
+            candidates.clear();
+            candidates.extend((0..self.running.len()).filter(is_decoding).map(|i| {
+                Candidate::new(self.running[i].account, self.most_drafts(i, self.max_draft.min(n_spare), has_head))
+            }));
+            payoff.choose(&mut candidates, n_spare, has_head);
+            let decoding = self.running.iter_mut().filter(|s| s.remaining() == 1);
+            if let (false, Some(drafter)) = (has_head, &mut self.drafter)
+                && candidates.iter().any(|candidate| candidate.n > 0)
+            {
+                let began = (self.clock)();
+                for (sequence, candidate) in decoding.zip(&mut candidates) {
+                    candidate.max = match candidate.n {
+                        0 => 0,
+                        _ => sequence.draft_ahead(&mut **drafter, candidate.max, self.n_vocab),
+                    };
+                }
+                self.drafting = (self.clock)().saturating_duration_since(began).as_secs_f64();
+                payoff.choose(&mut candidates, n_spare, false);
+            }
+            for (sequence, candidate) in self.running.iter_mut().filter(|s| s.remaining() == 1).zip(&candidates) {
+                sequence.allowed = candidate.n;
+                sequence.ahead.guesses.truncate(candidate.n);
+            }
+            self.candidates = candidates;
+        }
+        self.payoff = Some(payoff);
     }
 
     /// Plans up to `budget` tokens of a sequence that is not in the step yet, and its drafts; returns how many tokens

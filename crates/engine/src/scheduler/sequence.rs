@@ -10,6 +10,7 @@ use backend::{Ask, Best, PAGE, Tables};
 use super::ahead::Ahead;
 use super::drafts::Drafter;
 use super::memory::{Held, Memory};
+use super::payoff::Account;
 use super::request::{Error, Events, FinishReason, Pooling, Request, RequestId, Timings, Usage};
 use super::stop::StopMatcher;
 use super::store::Restore;
@@ -64,6 +65,10 @@ pub(super) struct Sequence {
     drafts: Vec<u32>,
     /// What the model's own head drafts of it.
     pub ahead: Ahead,
+    /// What drafts have cost it, where their number is decided by that.
+    pub account: Account,
+    /// Drafts that its next step may have then.
+    pub allowed: usize,
     /// It was cancelled while a step that it is part of was under way.
     pub is_cancelled: bool,
     /// Failed steps since its last token that left its state dirty.
@@ -135,6 +140,8 @@ impl Sequence {
             urgency: 0,
             drafts: Vec::new(),
             ahead: Ahead::default(),
+            account: Account::default(),
+            allowed: 0,
             is_cancelled: false,
             rollbacks: 0,
             tokens,
@@ -248,16 +255,18 @@ impl Sequence {
         n
     }
 
-    /// Guesses up to `max` of the tokens that follow; returns how many.
+    /// Guesses up to `max` of the tokens that follow, as drafts of the step; returns how many.
     pub fn draft(&mut self, drafter: &mut dyn Drafter, max: usize, n_vocab: usize) -> usize {
         let max = max.min(self.room_for_drafts());
-        self.drafts.clear();
-        if max > 0 {
-            drafter.draft(&self.tokens, max, &mut self.drafts);
-            let known = self.drafts.iter().take(max).take_while(|&&id| (id as usize) < n_vocab).count();
-            self.drafts.truncate(known);
-        }
+        guess(&self.tokens, drafter, max, n_vocab, &mut self.drafts);
         self.drafts.len()
+    }
+
+    /// As [`Sequence::draft`], for [`Sequence::take_guesses`].
+    pub fn draft_ahead(&mut self, drafter: &mut dyn Drafter, max: usize, n_vocab: usize) -> usize {
+        let max = max.min(self.room_for_drafts());
+        guess(&self.tokens, drafter, max, n_vocab, &mut self.ahead.guesses);
+        self.ahead.guesses.len()
     }
 
     /// Takes pages for up to `want` more tokens and the drafts behind them, and plans those for which there was room.
@@ -667,5 +676,15 @@ impl Sequence {
             true => Err(format!("request {}: {} of {} computed, {planned} planned", id.0, held.computed, tokens.len())),
             false => Ok(()),
         }
+    }
+}
+
+/// Has up to `max` of the tokens that follow `tokens` guessed, without what is outside the vocabulary.
+fn guess(tokens: &[u32], drafter: &mut dyn Drafter, max: usize, n_vocab: usize, out: &mut Vec<u32>) {
+    out.clear();
+    if max > 0 {
+        drafter.draft(tokens, max, out);
+        let known = out.iter().take(max).take_while(|&&id| (id as usize) < n_vocab).count();
+        out.truncate(known);
     }
 }

@@ -151,7 +151,7 @@ fn step(engine: &mut Engine, events: &mut Events) -> bool {
 }
 
 /// `drafts` seeds the drafter, whose drafts are wrong at a rate; with `head`, a head of the program drafts in
-/// its place.
+/// its place. With every other seed the engine decides how many.
 fn abuse(
     kinds: Kinds,
     limits: Limits,
@@ -173,6 +173,7 @@ fn abuse(
         }
         None => engine_of(kinds, limits, options, trouble),
     };
+    engine.set_adaptive(drafts.is_some_and(|(seed, _)| seed.is_multiple_of(2)));
     // Each look at the clock is a millisecond after the last.
     let (start, looks) = (Instant::now(), AtomicU64::new(0));
     engine.set_clock(Arc::new(move || start + Duration::from_millis(looks.fetch_add(1, Ordering::Relaxed))));

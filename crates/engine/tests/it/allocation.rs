@@ -9,18 +9,20 @@ use crate::toy::*;
 #[test]
 fn decoding_allocates_nothing() {
     let cases = [
-        ("greedy", 0.0, None, 0),
-        ("at temperature 1", 1.0, None, 0),
-        ("with log-probabilities", 1.0, Some(3), 0),
-        ("with drafts", 1.0, Some(3), 2),
+        ("greedy", 0.0, None, 0, false),
+        ("at temperature 1", 1.0, None, 0, false),
+        ("with log-probabilities", 1.0, Some(3), 0, false),
+        ("with drafts", 1.0, Some(3), 2, false),
+        ("with as many drafts as pay", 1.0, Some(3), 2, true),
     ];
     let cases = KINDS.into_iter().flat_map(|kinds| cases.map(|case| (kinds, case)));
-    for (kinds, (name, temperature, logprobs, max_draft)) in cases {
+    for (kinds, (name, temperature, logprobs, max_draft, is_adaptive)) in cases {
         let limits = Limits { max_draft, ..roomy() };
         let mut engine = engine_of(kinds, limits, Options::default(), Trouble::default());
         if max_draft > 0 {
             engine.set_drafter(Some(Box::new(PromptLookup { min: 1, max: 2, reach: 50 })));
         }
+        engine.set_adaptive(is_adaptive);
         for seed in 0..8 {
             let request = Request {
                 ignore_eos: true,
@@ -45,6 +47,6 @@ fn decoding_allocates_nothing() {
             assert!(events.len() == 8 || (max_draft > 0 && events.len() > 8));
         }
         assert_eq!(heap::count() - before, 0, "{name}, {kinds:?}");
-        assert_eq!(engine.stats().drafted > 100, max_draft > 0);
+        assert_eq!(engine.stats().drafted > if is_adaptive { 10 } else { 100 }, max_draft > 0);
     }
 }

@@ -197,7 +197,7 @@ proptest! {
     #[test]
     fn drafts_of_any_model_change_no_text(
         seed in any::<u64>(),
-        (n, half) in (1..6usize, any::<bool>()),
+        (n, half, is_adaptive) in (1..6usize, any::<bool>(), any::<bool>()),
         (max_tokens, spare, n_pages, n_states) in (1..60usize, 0..12usize, 5..14usize, 1..8usize),
         (chunk, max_running, prefix_cache) in (1..50usize, 1..5usize, any::<bool>()),
         shapes in vec((0..70usize, 1..30usize, 1..60usize, any::<u64>()), 1..6),
@@ -211,6 +211,7 @@ proptest! {
         let limits = Limits { max_tokens, max_outputs: 1 + spare, n_pages, n_states, ..ROOMY };
         let options = Options { chunk, max_running, prefix_cache, ..Options::default() };
         let mut engine = engine(&cpu, &model, limits, options, n);
+        engine.set_adaptive(is_adaptive);
         let ids: Vec<_> = requests
             .iter()
             .map(|r| engine.submit(r.clone()))

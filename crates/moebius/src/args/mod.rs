@@ -217,28 +217,30 @@ pub struct EngineArgs {
 }
 
 /// Drafts: guesses of the next tokens, several of which one step verifies.
-#[derive(Debug, Clone, Copy, Args)]
+#[derive(Debug, Clone, Copy, Default, Args)]
 pub struct DraftArgs {
     /// What drafts the next tokens of an answer: one step verifies several, and the answer stays the same. It pays off
     /// where drafts are right often and a step of several tokens costs little more than one
-    #[arg(long, value_enum, value_name = "off|ngram|mtp", default_value_t, help_heading = "Engine")]
+    #[arg(long, value_enum, value_name = "off|auto|ngram|mtp", default_value_t, help_heading = "Engine")]
     pub draft: DraftArg,
-    /// Maximum number of tokens that are drafted at a time
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=16),
-        help_heading = "Engine")]
-    pub draft_tokens: u8,
-}
-
-impl Default for DraftArgs {
-    fn default() -> DraftArgs {
-        DraftArgs { draft: DraftArg::Off, draft_tokens: 3 }
-    }
+    /// Maximum number of tokens that are drafted at a time [default: 3, with auto 4, its maximum]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16), help_heading = "Engine")]
+    pub draft_tokens: Option<u8>,
 }
 
 impl DraftArgs {
     /// The flag that means something on the CPU alone, where it is given.
     pub fn of_cpu(self) -> Option<&'static str> {
         (self.draft == DraftArg::Mtp).then_some("--draft mtp")
+    }
+
+    /// Maximum number of drafts of a sequence in a step.
+    pub fn n_max(self) -> usize {
+        match self.draft {
+            DraftArg::Off => 0,
+            DraftArg::Auto => usize::from(self.draft_tokens.unwrap_or(4).min(4)),
+            DraftArg::Ngram | DraftArg::Mtp => usize::from(self.draft_tokens.unwrap_or(3)),
+        }
     }
 }
 
@@ -247,6 +249,9 @@ pub enum DraftArg {
     /// Nothing
     #[default]
     Off,
+    /// The model's layer if it has one (CPU backend), else the text itself, as many as pay: their number follows from
+    /// measured times and from how often drafts were right
+    Auto,
     /// The text itself: what followed its last tokens the last time. For answers that repeat their prompts
     Ngram,
     /// The model's own layer for multi-token prediction, if it has one (CPU backend)
@@ -558,7 +563,7 @@ pub struct BenchArgs {
 impl BenchArgs {
     /// Tokens that a step gives a sequence at most.
     pub fn tokens_per_step(&self) -> usize {
-        if self.draft.draft == DraftArg::Off { 1 } else { 1 + usize::from(self.draft.draft_tokens) }
+        1 + self.draft.n_max()
     }
 }
 

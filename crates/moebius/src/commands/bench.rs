@@ -545,8 +545,9 @@ fn row(s: &Session, test: &Test, run: &RunFacts<'_>, bandwidth: &mut Bandwidth, 
 fn drafts_name(test: &Test, args: &BenchArgs) -> String {
     match (test.n_gen, args.draft.draft) {
         (0, _) | (_, DraftArg::Off) => String::new(),
-        (_, DraftArg::Ngram) => format!(" ngram{}", args.draft.draft_tokens),
-        (_, DraftArg::Mtp) => format!(" mtp{}", args.draft.draft_tokens),
+        (_, DraftArg::Auto) => format!(" auto{}", args.draft.n_max()),
+        (_, DraftArg::Ngram) => format!(" ngram{}", args.draft.n_max()),
+        (_, DraftArg::Mtp) => format!(" mtp{}", args.draft.n_max()),
     }
 }
 

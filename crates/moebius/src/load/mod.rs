@@ -44,14 +44,14 @@ impl Model {
     /// Returns the same, with the head that drafts further tokens where those are to come from it.
     ///
     /// # Errors
-    /// The model has no such head.
+    /// The model has no such head and is to have one.
     pub fn drafting(self, draft: DraftArg) -> Result<Model> {
-        if draft != DraftArg::Mtp {
+        if matches!(draft, DraftArg::Off | DraftArg::Ngram) {
             return Ok(self);
         }
         let plan = model::build_drafting(&self.checkpoint)?;
         ensure!(
-            plan.draft.is_some(),
+            plan.draft.is_some() || draft == DraftArg::Auto,
             "failed to draft tokens: {} has no layer for multi-token prediction",
             self.checkpoint.name()
         );

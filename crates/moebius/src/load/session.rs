@@ -72,7 +72,7 @@ pub fn start(model: Model, args: &EngineArgs, draft: DraftArgs) -> Result<Sessio
 
 /// Starts an engine.
 pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
-    let model = model.drafting(setup.draft.draft)?;
+    let model = model.drafting(setup.head())?;
     let prepared = setup.prepare(&model.checkpoint, model.plan.clone())?;
     start_prepared(model, setup, prepared)
 }
@@ -105,6 +105,12 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
     let mut engine = Engine::new(program, tokenizer.clone(), options)?;
     match setup.draft.draft {
         DraftArg::Off => {}
+        DraftArg::Auto => {
+            engine.set_adaptive(true);
+            if !engine.set_head(limits.max_draft) {
+                engine.set_drafter(Some(Box::new(PromptLookup::default())));
+            }
+        }
         DraftArg::Ngram => engine.set_drafter(Some(Box::new(PromptLookup::default()))),
         DraftArg::Mtp => {
             ensure!(engine.set_head(limits.max_draft), "failed to draft tokens: {name} has no head for it")

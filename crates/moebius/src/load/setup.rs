@@ -75,7 +75,7 @@ impl EngineSetup {
 
     /// Maximum number of drafts of a sequence in a step.
     fn drafts(&self) -> usize {
-        if self.draft.draft == DraftArg::Off { 0 } else { usize::from(self.draft.draft_tokens) }
+        self.draft.n_max()
     }
 
     /// Refuses drafts that the device cannot verify.
@@ -87,9 +87,17 @@ impl EngineSetup {
                 !is_gpu || plan.states.is_empty(),
                 "--draft ngram requires --backend cpu for this model, which has recurrent states"
             ),
-            DraftArg::Off => {}
+            DraftArg::Off | DraftArg::Auto => {}
         }
         Ok(())
+    }
+
+    /// Returns what a model's own layer for multi-token prediction is to do: without a GPU it may draft.
+    pub fn head(&self) -> DraftArg {
+        match self.draft.draft {
+            DraftArg::Auto if matches!(self.kind(), Chosen::Cuda | Chosen::Metal) => DraftArg::Off,
+            draft => draft,
+        }
     }
 
     /// Returns the settings for one conversation at a time on a device, with defaults for what is not said.
@@ -435,6 +443,10 @@ impl EngineSetup {
 
     fn prepare_here(&self, checkpoint: &Checkpoint, plan: ValidPlan) -> Result<Prepared> {
         self.check_drafts(&plan)?;
+        let is_gpu = matches!(self.kind(), Chosen::Cuda | Chosen::Metal);
+        if self.draft.draft == DraftArg::Auto && is_gpu && !plan.states.is_empty() {
+            return EngineSetup { draft: DraftArgs::default(), ..self.clone() }.prepare_here(checkpoint, plan);
+        }
         if let (None, Some(bytes)) = (self.resident_bytes, machine::resident_memory()) {
             // One look at what the process takes, for all that is decided: a second one may find more.
             return EngineSetup { resident_bytes: Some(bytes), ..self.clone() }.prepare_here(checkpoint, plan);

@@ -337,7 +337,7 @@ impl Fleet {
     /// Returns a model and the bytes that it takes; `None` where others hold the room and do not give it back.
     fn try_load(&self, loader: &Loader, listed: &Listed) -> Result<Option<(Started, Held)>> {
         let Listed { id, path, sampling, template, places, .. } = listed;
-        let model = load::open(Some(path))?.with_template(template.as_deref())?.drafting(listed.setup.draft.draft)?;
+        let model = load::open(Some(path))?.with_template(template.as_deref())?.drafting(listed.setup.head())?;
         let Some((setup, prepared)) = self.make_room(loader, &listed.setup, &model)? else { return Ok(None) };
         let session = load::start_prepared(model, &setup, prepared)?;
         session.placement.iter().for_each(|placement| tracing::info!(model = id, "{placement}"));

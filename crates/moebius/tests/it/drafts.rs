@@ -78,7 +78,13 @@ fn drafts_change_no_word() {
             };
             let plain = run(&[]);
             assert!(!plain.1 && plain.0.len() > 20, "{plain:?}");
-            for draft in [&["--draft", "mtp"][..], &["--draft", "mtp", "--draft-tokens", "1"], &["--draft", "ngram"]] {
+            let drafts = [
+                &["--draft", "mtp"][..],
+                &["--draft", "mtp", "--draft-tokens", "1"],
+                &["--draft", "ngram"],
+                &["--draft", "auto"],
+            ];
+            for draft in drafts {
                 let (text, is_told) = run(draft);
                 assert_eq!(text, plain.0, "{} {draft:?}", folder.display());
                 assert!(is_told || draft[1] == "ngram");
@@ -106,7 +112,9 @@ fn what_cannot_draft_says_so() {
 fn repeated_texts_are_drafted() {
     let line = ["run", "--raw", "-p", "The fox said. The fox said. The fox said. The fox", "-n", "40", "--temp", "0"];
     let plain = moebius(&line);
-    let drafted = moebius(&[&line[..], &["--draft", "ngram", "--draft-tokens", "4"]].concat());
-    assert!(plain.status.success() && drafted.status.success());
-    assert_eq!(plain.stdout, drafted.stdout);
+    for draft in [&["--draft", "ngram", "--draft-tokens", "4"][..], &["--draft", "auto"]] {
+        let drafted = moebius(&[&line[..], draft].concat());
+        assert!(plain.status.success() && drafted.status.success());
+        assert_eq!(plain.stdout, drafted.stdout);
+    }
 }
