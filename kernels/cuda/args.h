@@ -253,13 +253,15 @@ struct Elementwise {
 
 struct DecayBeta {
     const float* a;       // [rows, n]
-    const float* b;       // [rows, n]
-    const float* a_log;   // [n]
+    const float* b;       // [rows, n / each], or null
+    const float* a_log;   // [n / each]
     const float* dt_bias; // [n]
     float* g;             // [rows, n]
-    float* beta;          // [rows, n]
+    float* beta;          // [rows, n / each]
     u64 len;              // rows * n
     u64 n;
+    u32 each;             // decays of a head
+    u32 reserved;
 };
 
 struct KvAppend {

@@ -49,13 +49,11 @@ impl Keys<'_> {
     pub(super) fn lfm(&mut self, plan: Option<&Plan>) -> Result<()> {
         self.pass("vocab_size", &["vocab_size"])?;
         self.pass("shortconv.l_cache", &["conv_L_cache"])?;
-        // Configs of dense models say the width before it is rounded.
-        let w = plan.and_then(|plan| plan.weights.iter().find(|w| w.name == "blk.0.ffn_gate.weight"));
-        match w {
-            Some(w) => self.add("feed_forward_length", w.shape[0] as u32),
-            None => self.pass("feed_forward_length", &["intermediate_size"])?,
-        }
         if self.arch == "lfm2" {
+            // Configs of dense models say the width before it is rounded.
+            let w = plan.and_then(|plan| plan.weights.iter().find(|w| w.name == "blk.0.ffn_gate.weight"));
+            let w = w.context("the first layer has no feed-forward")?;
+            self.add("feed_forward_length", w.shape[0] as u32);
             return Ok(());
         }
         ensure!(
