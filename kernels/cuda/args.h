@@ -253,13 +253,15 @@ struct Elementwise {
 
 struct DecayBeta {
     const float* a;       // [rows, n]
-    const float* b;       // [rows, n]
-    const float* a_log;   // [n]
+    const float* b;       // [rows, n / each], or null
+    const float* a_log;   // [n / each]
     const float* dt_bias; // [n]
     float* g;             // [rows, n]
-    float* beta;          // [rows, n]
+    float* beta;          // [rows, n / each]
     u64 len;              // rows * n
     u64 n;
+    u32 each;             // decays of a head
+    u32 reserved;
 };
 
 struct KvAppend {
@@ -304,13 +306,13 @@ struct DeltaNet {
     const float* q;    // [T, n_k_head, d_k]
     const float* k;    // [T, n_k_head, d_k]
     const float* v;    // [T, n_v_head, d_v]
-    const float* g;    // [T, n_v_head]
+    const float* g;    // [T, n_v_head], by_row [T, n_v_head, d_k]
     const float* beta; // [T, n_v_head]
     const float* skip; // [n_v_head], or null
     float* state;      // [n_states][n_v_head, d_k, d_v]
     float* out;        // [T, n_v_head, d_v]
     u64 state_len;     // n_v_head * d_k * d_v
-    u32 n_k_head, n_v_head, d_v, tiled, is_sum, reserved;
+    u32 n_k_head, n_v_head, d_v, tiled, is_sum, by_row;
 };
 
 // The delta rule in tiles of 32 positions: what `delta_tiles` finds of each, for `delta_chunks`.

@@ -1,5 +1,5 @@
 // delta_net: for each head of v, position after position, S = g*S; S += k (x) beta*(v - S^T k); out = S^T q (+ skip*v).
-// With the rule of a sum, S += k (x) beta*v. Compiled for -DD_K.
+// With the rule of a sum, S += k (x) beta*v; by_row, each row of S has its decay. Compiled for -DD_K.
 //
 // grid (columns of d_v / 16, n_v_head, chunks), block 128: eight lanes hold a column of S in registers, D_K / 8 numbers
 // each, from the chunk's first token to its last. Keys, queries, values and gates come through shared memory, TOKENS at
@@ -113,6 +113,26 @@ KERNEL __launch_bounds__(128) delta_net(const __grid_constant__ DeltaNet a) {
         }
         store(first + t, sum_of_lanes(y), v);
     };
+    // A token whose rows of S decay by themselves.
+    const auto by_row = [&](const Staged& now, u32 t, u32 first) {
+        const float* g = a.g + ((u64)(c.first + first + t) * a.n_v_head + head) * D_K;
+        const auto decay = [&](int i, int j) { return row_of(i, j) < D_K ? g[row_of(i, j)] : 0.0f; };
+        const float v = is_real ? now.v[t][own] : 0.0f;
+        float known = 0.0f, y = 0.0f;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            s[i] = {decay(i, 0) * s[i].x, decay(i, 1) * s[i].y, decay(i, 2) * s[i].z, decay(i, 3) * s[i].w};
+            known += dot(s[i], *(const float4*)&now.k[t][row_of(i, 0)]);
+        }
+        const float delta = now.beta[t] * (v - found(sum_of_lanes(known)));
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const float4 k = *(const float4*)&now.k[t][row_of(i, 0)];
+            s[i] = {s[i].x + k.x * delta, s[i].y + k.y * delta, s[i].z + k.z * delta, s[i].w + k.w * delta};
+            y += dot(s[i], *(const float4*)&now.q[t][row_of(i, 0)]);
+        }
+        store(first + t, sum_of_lanes(y), v);
+    };
     // Two tokens with the sums of both over S as it was before: what the first adds is known from k and q alone.
     const auto both = [&](const Staged& now, u32 t, u32 first) {
         const float g1 = now.g[t], g2 = now.g[t + 1];
@@ -149,6 +169,7 @@ KERNEL __launch_bounds__(128) delta_net(const __grid_constant__ DeltaNet a) {
         if (first + TOKENS < c.len) fetch(first + TOKENS, staged[turn ^ 1]);
         const u32 n = min((u32)TOKENS, c.len - first);
         u32 t = 0;
+        for (; a.by_row && t < n; t++) by_row(now, t, first);
         for (; t + 2 <= n; t += 2) both(now, t, first);
         if (t < n) one(now, t, first);
     }

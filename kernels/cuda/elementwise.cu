@@ -52,9 +52,10 @@ KERNEL __launch_bounds__(256) gated_act(const __grid_constant__ Elementwise a) {
 // g = exp(a_log * softplus(a + dt_bias)), beta = sigmoid(b)
 KERNEL __launch_bounds__(256) decay_beta(const __grid_constant__ DecayBeta a) {
     ELEMENT_OR_RETURN(a.len)
-    const u64 c = i % a.n;
-    a.g[i] = expf(a.a_log[c] * softplus(a.a[i] + a.dt_bias[c]));
-    a.beta[i] = a.b ? sigmoid(a.b[i]) : softplus(a.a[i] + a.dt_bias[c]);
+    const u64 c = i % a.n, head = i / a.each;
+    const float step = softplus(a.a[i] + a.dt_bias[c]);
+    a.g[i] = expf(a.a_log[c / a.each] * step);
+    if (i % a.each == 0) a.beta[head] = a.b ? sigmoid(a.b[head]) : step;
 }
 
 // Part of every head: split, to[head, :] = from[head, first + :]; joined, the other way.

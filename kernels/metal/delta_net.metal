@@ -2,7 +2,8 @@
 // simdgroup takes 4 * FOURS columns of S of a head through a chunk, in registers: lane l has their numbers l, l + 32,
 // ... Columns of S lie as rows, [n_v_head, d_v, D_K], so that a simdgroup reads them side by side. With NORM a
 // threadgroup has all columns of a head, and out = rms_norm(out) * w * silu(gate). With SUM, S += k (x) beta*v; with SKIP,
-// out += skip*v. Compiled with D_K, FOURS, SIMDGROUPS of a threadgroup, NORM, SUM and SKIP 0 or 1. grid (ceil(d_v / (4 * FOURS * SIMDGROUPS)), n_v_head, chunks), 32 * SIMDGROUPS threads
+// out += skip*v; with BY_ROW each row of S has its decay. Compiled with D_K, FOURS, SIMDGROUPS of a threadgroup, NORM,
+// SUM, SKIP and BY_ROW 0 or 1. grid (ceil(d_v / (4 * FOURS * SIMDGROUPS)), n_v_head, chunks), 32 * SIMDGROUPS threads
 #include "metal/common.h"
 #include "metal/chunk.h"
 
@@ -63,12 +64,20 @@ kernel void delta_net(device const float* q [[buffer(0)]], device const float* k
             key[j] = 32 * j + lane < D_K ? keys[32 * j + lane] : 0.0f;
             asked[j] = 32 * j + lane < D_K ? query[32 * j + lane] : 0.0f;
         }
-        const float decay = g[at], rate = beta[at];
+        const float rate = beta[at];
+#if BY_ROW
+        float decays[EACH];
+        for (uint j = 0; j < EACH; j++) decays[j] = 32 * j + lane < D_K ? g[at * D_K + 32 * j + lane] : 0.0f;
+#define DECAY(j) decays[j]
+#else
+        const float decay = g[at];
+#define DECAY(j) decay
+#endif
         float4 found[FOURS];
         for (uint f = 0; f < FOURS; f++) {
             float4 known = float4(0.0f), value = float4(0.0f), y = float4(0.0f);
 #if !SUM
-            for (uint j = 0; j < EACH; j++) known += s[f][j] * key[j];
+            for (uint j = 0; j < EACH; j++) known += (BY_ROW ? DECAY(j) * s[f][j] : s[f][j]) * key[j];
 #endif
             for (uint column = 0; column < 4; column++) {
                 const uint i = begin + 4 * f + column;
@@ -77,10 +86,10 @@ kernel void delta_net(device const float* q [[buffer(0)]], device const float* k
 #if SUM
             const float4 delta = rate * value;
 #else
-            const float4 delta = rate * (value - decay * simd_sum(known));
+            const float4 delta = rate * (value - (BY_ROW ? simd_sum(known) : DECAY(0) * simd_sum(known)));
 #endif
             for (uint j = 0; j < EACH; j++) {
-                s[f][j] = decay * s[f][j] + key[j] * delta;
+                s[f][j] = DECAY(j) * s[f][j] + key[j] * delta;
                 y += s[f][j] * asked[j];
             }
             found[f] = simd_sum(y);

@@ -157,6 +157,15 @@ MODELS = {
         num_local_experts=6, num_experts_per_tok=3, shared_intermediate_size=24, layer_types=["mamba", "attention"],
         position_embedding_type="nope", normalization_function="rmsnorm", rope_theta=10000, logits_scaling=6.0,
         **mamba(1), **without(GRANITE, "mlp_bias")),
+    "kimi_linear": lambda: without(base(
+        "kimi_linear", "KimiLinearForCausalLM", 3, 4, 4, 12, model_max_length=4096, first_k_dense_replace=1,
+        kv_lora_rank=16, q_lora_rank=None, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=12, mla_use_nope=True,
+        linear_attn_config=dict(full_attn_layers=[3], kda_layers=[1, 2], head_dim=12, num_heads=4,
+                                short_conv_kernel_size=4),
+        moe_intermediate_size=16, moe_layer_freq=1, moe_renormalize=True, moe_router_activation_func="sigmoid",
+        num_expert_group=1, num_experts=6, num_experts_per_token=3, num_nextn_predict_layers=0, num_shared_experts=1,
+        rope_scaling=None, rope_theta=10000.0, routed_scaling_factor=2.446, topk_group=1, use_grouped_topk=True),
+        "max_position_embeddings"),
     # Powers of two, by which a file's matrices can be multiplied in bf16.
     "falcon_h1": lambda: base(
         "falcon_h1", "FalconH1ForCausalLM", 2, 4, 2, 8, attention_bias=False, attention_in_multiplier=0.5,
@@ -326,7 +335,8 @@ MODELS = {
 }
 # Classes that `architectures` calls by another name, and names of tensors that transformers saves under others.
 CLASSES = {"kimi_k25": "Kimi_K25ForConditionalGeneration"}
-RENAMED = {"kimi_k25": [(r"^language_model\.model\.blocks\.", "language_model.model.layers.")]}
+RENAMED = {"kimi_k25": [(r"^language_model\.model\.blocks\.", "language_model.model.layers.")],
+           "kimi_linear": [(r"\.block_sparse_moe\.(gate|up|down)_proj\.", r".mlp.\1_proj.")]}
 
 
 def text_config(config):

@@ -52,6 +52,8 @@ pub struct Shape {
     pub types: [WeightType; 5],
     /// Width of the convolution and heads of a delta rule, in a layer before attention.
     pub delta: Option<(usize, DeltaHeads)>,
+    /// Each row of its state has a decay.
+    pub by_row: bool,
     pub fused: bool,
 }
 
@@ -79,6 +81,7 @@ pub const PLAIN: Shape = Shape {
     d_ff: 96,
     types: [WeightType::F32; 5],
     delta: None,
+    by_row: false,
     fused: true,
 };
 
@@ -276,7 +279,8 @@ impl Maker {
         self.op(Op::RmsNorm { x, residual: None, w, eps, out: h });
         let mixed = self.linear(h, t, 2 * k_row + v_row, tq, false);
         let z = self.linear(h, t, v_row, tk, false);
-        let [a, b] = [0, 1].map(|_| self.linear(h, t, n_v_head, WeightType::F32, false));
+        let n_decay = n_v_head * if s.by_row { d_k } else { 1 };
+        let [a, b] = [n_decay, n_v_head].map(|n| self.linear(h, t, n, WeightType::F32, false));
         let w = self.weight(&[2 * k_row + v_row, width], WeightType::BF16);
         let out = self.buf(t, 2 * k_row + v_row);
         let state = self.state("conv", (width - 1) * (2 * k_row + v_row));
@@ -289,8 +293,8 @@ impl Maker {
             self.op(Op::HeadNorm { x, w: None, eps, n_head: n_k_head, d_head: d_k });
             self.op(Op::Scale { x, scale: 1.0 / (d_k as f32).sqrt() });
         }
-        let [g, beta] = [0, 1].map(|_| self.buf(t, n_v_head));
-        let (a_log, dt_bias) = (self.weight(&[n_v_head], WeightType::F32), self.weight(&[n_v_head], WeightType::BF16));
+        let [g, beta] = [n_decay, n_v_head].map(|n| self.buf(t, n));
+        let (a_log, dt_bias) = (self.weight(&[n_v_head], WeightType::F32), self.weight(&[n_decay], WeightType::BF16));
         self.plan.weights[a_log.0 as usize].read = Read::NegExp;
         self.op(Op::DecayBeta { a, b: (!is_sum).then_some(b), a_log, dt_bias, g_out: g, beta_out: beta });
         let out = self.buf(t, v_row);

@@ -242,8 +242,8 @@ impl Needs {
                     n.head_cols = n.head_cols.max(rows(*x).saturating_mul(plan.weight(*w).shape[0]));
                 }
                 Op::CausalConv { x, state, .. } => n.keep(*state, plan.buf(*x).width, limits),
-                Op::DeltaNet { state, heads, .. } => {
-                    n.keep(*state, kept_per_draft(*heads), limits);
+                Op::DeltaNet { g, state, heads, .. } => {
+                    n.keep(*state, kept_per_draft(*heads, plan.buf(*g).width / heads.n_v_head), limits);
                     n.d_key = n.d_key.max(heads.d_k);
                 }
                 Op::Attention { cache, q, n_head, .. } => {
@@ -567,7 +567,10 @@ impl Lower<'_> {
             Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => OpStep::DecayBeta(DecayBetaStep {
                 a: view(a),
                 b: b.map(view),
-                a_log: self.vector(a_log)?,
+                a_log: {
+                    let each = self.plan.buf(a).width / self.plan.weight(a_log).n_values();
+                    self.vector(a_log)?.into_iter().flat_map(|rate| std::iter::repeat_n(rate, each)).collect()
+                },
                 dt_bias: self.vector(dt_bias)?,
                 g_out: view(g_out),
                 beta_out: view(beta_out),

@@ -35,14 +35,16 @@ pub fn causal_conv(x: &[f32], conv: &Conv, d: usize, state: &mut [f32]) -> Vec<f
     y
 }
 
-/// `exp(a_log · softplus(a + dt_bias))` and `σ(b)`, without `b` that softplus, for rows as long as `a_log`.
+/// `exp(a_log · softplus(a + dt_bias))` and `σ(b)`, without `b` that softplus, for rows as long as `dt_bias`.
 pub fn decay_beta(a: &[f32], b: Option<&[f32]>, a_log: &[f32], dt_bias: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let steps = a.iter().zip(dt_bias.iter().cycle()).map(|(&a, &dt_bias)| {
         let x = f64::from(a) + f64::from(dt_bias);
         x.max(0.0) + libm::log1p(libm::exp(-x.abs()))
     });
     let decay = |(step, &a_log): (f64, &f32)| libm::exp(f64::from(a_log) * step) as f32;
-    let g = steps.clone().zip(a_log.iter().cycle()).map(decay).collect();
+    let each = dt_bias.len() / a_log.len();
+    let rates = a_log.iter().flat_map(|a_log| std::iter::repeat_n(a_log, each)).cycle();
+    let g = steps.clone().zip(rates).map(decay).collect();
     match b {
         Some(b) => (g, b.iter().map(|&b| ops::sigmoid(f64::from(b)) as f32).collect()),
         None => (g, steps.map(|step| step as f32).collect()),
@@ -70,7 +72,7 @@ pub struct Rows<'a> {
     q: &'a [f32],    // [n, n_k_head, d_k]
     k: &'a [f32],    // [n, n_k_head, d_k]
     v: &'a [f32],    // [n, n_v_head, d_v]
-    g: &'a [f32],    // [n, n_v_head]
+    g: &'a [f32],    // [n, n_v_head], or [n, n_v_head, d_k]
     beta: &'a [f32], // [n, n_v_head]
 }
 
@@ -86,7 +88,8 @@ impl<'a> Rows<'a> {
         let part = |x: &'a [f32], row: usize| &x[positions.start * row..positions.end * row];
         let (k_row, v_row) = (n_k_head * d_k, n_v_head * d_v);
         let (q, k, v) = (part(self.q, k_row), part(self.k, k_row), part(self.v, v_row));
-        Self { heads: self.heads, q, k, v, g: part(self.g, n_v_head), beta: part(self.beta, n_v_head) }
+        let g_row = self.g.len() / self.n();
+        Self { heads: self.heads, q, k, v, g: part(self.g, g_row), beta: part(self.beta, n_v_head) }
     }
 
     /// q and k, `[d_k]`, and v, `[d_v]`, of a head of v at position `t`.
@@ -96,14 +99,21 @@ impl<'a> Rows<'a> {
         [&self.q[k_at..][..d_k], &self.k[k_at..][..d_k], &self.v[(t * n_v_head + head) * d_v..][..d_v]]
     }
 
-    /// Decay and rate of a head of v at position `t`.
+    /// Decay of a row of a head's state at position `t`.
+    fn decay(&self, t: usize, head: usize, row: usize) -> f64 {
+        let by_row = self.g.len() / self.beta.len();
+        f64::from(self.g[(t * self.heads.n_v_head + head) * by_row + row % by_row])
+    }
+
+    /// Decay and rate of a head of v at position `t`, which has one decay.
+    #[cfg(test)]
     fn gates(&self, t: usize, head: usize) -> [f64; 2] {
         let at = t * self.heads.n_v_head + head;
         [f64::from(self.g[at]), f64::from(self.beta[at])]
     }
 
     fn n(&self) -> usize {
-        self.g.len() / self.heads.n_v_head
+        self.beta.len() / self.heads.n_v_head
     }
 }
 
@@ -120,14 +130,17 @@ pub fn delta_net(rows: Rows, skip: Option<&[f32]>, state: &mut [f32]) -> Vec<f32
     let mut out = Vec::with_capacity(rows.v.len());
     for t in 0..rows.n() {
         for (head, state) in state.chunks_exact_mut(d_k * d_v).enumerate().take(n_v_head) {
-            let ([q, k, v], [g, beta]) = (rows.qkv(t, head), rows.gates(t, head));
-            let known = match rows.heads.rule {
-                DeltaRule::Delta => read(state, k, d_v),
-                DeltaRule::Sum => vec![0.0; d_v],
+            let [q, k, v] = rows.qkv(t, head);
+            let beta = f64::from(rows.beta[t * n_v_head + head]);
+            let decayed: Vec<f64> =
+                state.iter().enumerate().map(|(i, &s)| rows.decay(t, head, i / d_v) * f64::from(s)).collect();
+            let known = |column: usize| match rows.heads.rule {
+                DeltaRule::Delta => (0..d_k).map(|j| decayed[j * d_v + column] * f64::from(k[j])).sum(),
+                DeltaRule::Sum => 0.0,
             };
-            let delta: Vec<f64> = v.iter().zip(&known).map(|(&v, known)| beta * (f64::from(v) - g * known)).collect();
-            for (i, s) in state.iter_mut().enumerate() {
-                *s = (g * f64::from(*s) + f64::from(k[i / d_v]) * delta[i % d_v]) as f32;
+            let delta: Vec<f64> = v.iter().enumerate().map(|(i, &v)| beta * (f64::from(v) - known(i))).collect();
+            for (i, (s, decayed)) in state.iter_mut().zip(&decayed).enumerate() {
+                *s = (decayed + f64::from(k[i / d_v]) * delta[i % d_v]) as f32;
             }
             let skip = skip.map_or(0.0, |skip| f64::from(skip[head]));
             out.extend(read(state, q, d_v).into_iter().zip(v).map(|(y, &v)| (y + skip * f64::from(v)) as f32));
@@ -289,6 +302,24 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// One decay for all rows of a state and the same for each of them are the same.
+    #[test]
+    fn rows_may_decay_by_themselves() {
+        let heads =
+            DeltaHeads { n_k_head: 1, n_v_head: 2, d_k: 3, d_v: 2, sharing: Sharing::Grouped, rule: DeltaRule::Delta };
+        let [q, k, v, g, beta] = inputs(heads, 5);
+        let by_row: Vec<f32> = g.iter().flat_map(|&g| [g; 3]).collect();
+        let (mut one, mut each) = (random(12, 6), random(12, 6));
+        let wanted = delta_net(Rows::new(heads, [&q, &k, &v, &g, &beta]), None, &mut one);
+        assert_eq!(delta_net(Rows::new(heads, [&q, &k, &v, &by_row, &beta]), None, &mut each), wanted);
+        assert_eq!(one, each);
+        // A row that is forgotten at once, and nothing that is told: the others are left.
+        let mut state = [1.0; 12];
+        let (gone, none) = ([0.0, 1.0, 0.5, 1.0, 1.0, 1.0], [0.0; 2]);
+        delta_net(Rows::new(heads, [&[0.0; 3], &[1.0; 3], &[0.0; 4], &gone, &none]), None, &mut state);
+        assert_eq!(state, [0.0, 0.0, 1.0, 1.0, 0.5, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
     }
 
     #[test]

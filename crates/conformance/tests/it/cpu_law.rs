@@ -75,10 +75,11 @@ const fn affine(bits: usize, group: usize, scales: ScaleType) -> WeightType {
 }
 
 /// A delta rule before attention: heads in one block of 32 columns and in odd pieces, both ways to share keys.
-const DELTA: [Shape; 5] = [
+const DELTA: [Shape; 6] = [
     Shape { delta: Some((4, heads(2, 4, 128, 128, Sharing::Grouped))), ..PLAIN },
     Shape { delta: Some((2, heads(3, 3, 20, 24, Sharing::Tiled))), fused: false, ..PLAIN },
     Shape { delta: Some((5, heads(2, 6, 7, 57, Sharing::Tiled))), ..PLAIN },
+    Shape { delta: Some((4, heads(2, 4, 12, 37, Sharing::Grouped))), by_row: true, ..PLAIN },
     Shape { delta: Some((4, DeltaHeads { rule: DeltaRule::Sum, ..heads(2, 4, 24, 37, Sharing::Grouped) })), ..PLAIN },
     Shape {
         d_model: 256,

@@ -10,7 +10,7 @@ use super::super::program::Run;
 pub struct DecayBetaStep {
     pub a: View,
     pub b: Option<View>,
-    pub a_log: Vec<f32>,   // [n], -exp of A_log
+    pub a_log: Vec<f32>,   // [n], -exp of A_log, of each decay
     pub dt_bias: Vec<f32>, // [n]
     pub g_out: View,
     pub beta_out: View,

@@ -34,10 +34,16 @@ pub struct DeltaNetStep {
     pub out: View,
 }
 
-/// Numbers that are kept of a draft: k, v, g and beta of all heads, one after the other.
-pub fn kept_per_draft(heads: DeltaHeads) -> usize {
+/// Numbers that are kept of a draft: k, v, g and beta of all heads, one after the other. A head has `n_decay` of g.
+pub fn kept_per_draft(heads: DeltaHeads, n_decay: usize) -> usize {
     let DeltaHeads { n_k_head, n_v_head, d_k, d_v, .. } = heads;
-    n_k_head * d_k + n_v_head * (d_v + 2)
+    n_k_head * d_k + n_v_head * (d_v + n_decay + 1)
+}
+
+impl DeltaNetStep {
+    fn kept_per_draft(&self) -> usize {
+        kept_per_draft(self.heads, self.g.width / self.heads.n_v_head)
+    }
 }
 
 /// A chunk with what its piece of work has to itself.
@@ -79,7 +85,7 @@ fn keep(batch: &Batch, s: &DeltaNetStep, chunk: usize, draft: usize) {
     if draft >= c.n_draft as usize {
         return;
     }
-    let (token, n) = ((c.first + c.len - c.n_draft) as usize + draft, kept_per_draft(s.heads));
+    let (token, n) = ((c.first + c.len - c.n_draft) as usize + draft, s.kept_per_draft());
     // SAFETY: room is kept for all drafts of a chunk, and this one's is written here alone.
     let mut kept = unsafe { s.state.kept(c.state, draft * n..(draft + 1) * n) };
     for view in [s.k, s.v, s.g, s.beta] {
@@ -95,13 +101,20 @@ on_isa! { fn one_head(s: &DeltaNetStep, piece: Piece<'_>) = one_head_lanes }
 #[inline(always)]
 fn one_head_lanes<L: Lanes>(s: &DeltaNetStep, mut piece: Piece<'_>) {
     let d_v = s.heads.d_v;
+    let by_row = s.g.width != s.heads.n_v_head;
     let mut c = 0;
     while c + 16 <= d_v {
-        columns::<L, true>(s, &mut piece, c, 16);
+        match by_row {
+            false => columns::<L, true, false>(s, &mut piece, c, 16),
+            true => columns::<L, true, true>(s, &mut piece, c, 16),
+        }
         c += 16;
     }
     if c < d_v {
-        columns::<L, false>(s, &mut piece, c, d_v - c);
+        match by_row {
+            false => columns::<L, false, false>(s, &mut piece, c, d_v - c),
+            true => columns::<L, false, true>(s, &mut piece, c, d_v - c),
+        }
     }
 }
 
@@ -138,15 +151,21 @@ macro_rules! sum_rows {
 }
 
 /// All positions for `width` columns from `c` on, whose state is `[d_k][width]`; 16 of them when they are whole lanes.
+/// `BY_ROW`: each row of the state has its decay.
 #[inline(always)]
-fn columns<L: Lanes, const WHOLE: bool>(s: &DeltaNetStep, piece: &mut Piece<'_>, c: usize, width: usize) {
+fn columns<L: Lanes, const WHOLE: bool, const BY_ROW: bool>(
+    s: &DeltaNetStep,
+    piece: &mut Piece<'_>,
+    c: usize,
+    width: usize,
+) {
     let DeltaHeads { d_k, d_v, .. } = s.heads;
     let width = if WHOLE { 16 } else { width };
     let &mut Piece { chunk, head, accepted, ref mut state, ref mut tried } = piece;
     let whole = &mut state[c * d_k..][..d_k * width];
     let mut state = whole.as_mut_ptr();
     let k_at = s.heads.k_head(head) * d_k;
-    let (n, n_kept) = (chunk.len as usize, kept_per_draft(s.heads));
+    let (n, n_kept) = (chunk.len as usize, s.kept_per_draft());
     let first_draft = accepted + n - chunk.n_draft as usize;
     for t in 0..accepted + n {
         if t == first_draft {
@@ -165,27 +184,32 @@ fn columns<L: Lanes, const WHOLE: bool>(s: &DeltaNetStep, piece: &mut Piece<'_>,
                     (s.k.row(t), s.v.row(t), s.g.row(t), s.beta.row(t))
                 }
             };
-            let (k, g, beta) = (k[k_at..][..d_k].as_ptr(), g[head], beta[head]);
+            let (k, beta) = (k[k_at..][..d_k].as_ptr(), beta[head]);
+            let n_decay = if BY_ROW { d_k } else { 1 };
+            let decays = g[head * n_decay..][..n_decay].as_ptr();
             // An accepted draft's output was the step's before.
             let q = match t.checked_sub(accepted) {
                 None => k,
                 Some(t) => s.q.row(chunk.first as usize + t)[k_at..][..d_k].as_ptr(),
             };
-            let g = L::splat(g);
+            let g = L::splat(*decays);
+            let decay = |i: usize| if BY_ROW { L::splat(*decays.add(i)) } else { g };
             let v = L::load_at(&v[head * d_v..][..d_v], c, 0.0);
             let new = match s.heads.rule {
                 DeltaRule::Delta => {
                     let known = sum_rows!(L, d_k, |i, sum| {
-                        load::<L, WHOLE>(state.add(i * width), width).fma(L::splat(*k.add(i)), sum)
+                        let row = load::<L, WHOLE>(state.add(i * width), width);
+                        let row = if BY_ROW { decay(i).mul(row) } else { row };
+                        row.fma(L::splat(*k.add(i)), sum)
                     });
-                    v.sub(g.mul(known))
+                    v.sub(if BY_ROW { known } else { g.mul(known) })
                 }
                 DeltaRule::Sum => v,
             };
             let delta = new.mul(L::splat(beta));
             let y = sum_rows!(L, d_k, |i, sum| {
                 let row = state.add(i * width);
-                let new = delta.fma(L::splat(*k.add(i)), g.mul(load::<L, WHOLE>(row, width)));
+                let new = delta.fma(L::splat(*k.add(i)), decay(i).mul(load::<L, WHOLE>(row, width)));
                 store::<L, WHOLE>(new, row, width);
                 new.fma(L::splat(*q.add(i)), sum)
             });

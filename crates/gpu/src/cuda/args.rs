@@ -73,7 +73,9 @@ args! {
     struct Elementwise: 48 {
         x: Ptr, y: Ptr, out: Ptr, n: u64, width: u32, act: u32, a: f32, b: f32,
     }
-    struct DecayBeta: 64 { a: Ptr, b: Ptr, a_log: Ptr, dt_bias: Ptr, g: Ptr, beta: Ptr, len: u64, n: u64 }
+    struct DecayBeta: 72 {
+        a: Ptr, b: Ptr, a_log: Ptr, dt_bias: Ptr, g: Ptr, beta: Ptr, len: u64, n: u64, each: u32, reserved: u32,
+    }
     struct KvAppend: 120 {
         step: Step, k: Ptr, v: Ptr, k_cache: Ptr, v_cache: Ptr, rows: u32, n_kv: u32, d_k: u32, d_v: u32, windowed: u32,
         reserved: u32,
@@ -88,7 +90,7 @@ args! {
     }
     struct DeltaNet: 160 {
         step: Step, q: Ptr, k: Ptr, v: Ptr, g: Ptr, beta: Ptr, skip: Ptr, state: Ptr, out: Ptr, state_len: u64,
-        n_k_head: u32, n_v_head: u32, d_v: u32, tiled: u32, is_sum: u32, reserved: u32,
+        n_k_head: u32, n_v_head: u32, d_v: u32, tiled: u32, is_sum: u32, by_row: u32,
     }
     struct DeltaChunks: 184 { op: DeltaNet, keys: Ptr, shares: Ptr, gates: Ptr }
     struct Route: 176 {
@@ -111,7 +113,7 @@ args! {
         x: Ptr, out: Ptr, a: Ptr, w_a: Ptr, b: Ptr, w_b: Ptr, w: Ptr, scale: Ptr, rows: u32, d: u32, eps_a: f32, eps_b: f32,
         eps: f32, reserved: u32,
     }
-    struct DeltaIn: 216 {
+    struct DeltaIn: 224 {
         step: Step, x: Ptr, w: Ptr, state: Ptr, q: Ptr, k: Ptr, v: Ptr, gates: DecayBeta, state_len: u64,
         d: u32, n_k_head: u32, n_v_head: u32, d_k: u32, d_v: u32, q_scale: f32, k_scale: f32, eps: f32,
     }

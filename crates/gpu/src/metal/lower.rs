@@ -429,7 +429,8 @@ impl<'a> Lower<'a> {
                     .bind(3, self.vector(dt_bias))
                     .bind(4, self.buf(g_out))
                     .bind(5, self.buf(beta_out));
-                self.elementwise(draft, 6, self.rows(a), self.width(a), &[is(self.width(a))]);
+                let each = self.width(a) / self.width(beta_out);
+                self.elementwise(draft, 6, self.rows(a), self.width(a), &[is(self.width(a)), is(each)]);
             }
             Op::GatedNorm { x, gate, w, gate_first, eps, n_head, d_head } => {
                 let (rows, each) = (self.rows(x), n_head as u32);

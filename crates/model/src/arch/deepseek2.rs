@@ -75,7 +75,7 @@ fn v3(checkpoint: &Checkpoint, drafts: bool) -> Result<Plan, Error> {
 }
 
 /// Widths of latent attention.
-struct Latent {
+pub(super) struct Latent {
     /// Of the query's latent; `None` when queries come straight from the residual stream.
     d_q: Option<usize>,
     d_latent: usize,
@@ -84,7 +84,8 @@ struct Latent {
     d_pe: usize,
     /// Of a head's value.
     d_v: usize,
-    rope: Rope,
+    /// Nothing is rotated without.
+    rope: Option<Rope>,
     /// What scales queries by their position.
     growth: Option<Rope>,
     scale: f32,
@@ -92,6 +93,40 @@ struct Latent {
 
 fn build(checkpoint: &Checkpoint, arch: &str, defaults: Defaults, drafts: bool) -> Result<Plan, Error> {
     let keys = Keys::new(checkpoint, ALIASES);
+    let (dims, latent) = unrotated(keys)?;
+    let Latent { d_nope, d_pe, .. } = latent;
+    let moe = SharedMoe::new(keys, defaults)?;
+    let scaling = scaling(keys, d_pe)?;
+    let pairing = match keys.opt_bool(INTERLEAVE)? {
+        Some(false) => RopePairing::Half,
+        _ => RopePairing::Interleaved,
+    };
+    let rope = keys.rope_scaled(d_pe, pairing, scaling)?;
+    let growth = keys.growth(dims.d_k)?;
+    let stretched = if let Scaling::Yarn(yarn) = scaling { yarn.score_factor() } else { 1.0 };
+    let scale = (stretched / ((d_nope + d_pe) as f64).sqrt()) as f32;
+
+    let mut b = Builder::new(keys.names(), arch, dims.n_vocab, dims.d_model, dims.n_ctx_train);
+    b.skip_layers_from(dims.n_layer);
+    let (rope, growth) = (b.rope(rope), growth.map(|growth| b.rope(growth)));
+    let latent = Latent { rope: Some(rope), growth, scale, ..latent };
+    let x = parts::embed(&mut b, &dims)?;
+    let decoder = |b: &mut Builder, layer: usize, x: Buf| {
+        attention(b, &dims, &latent, layer, x)?;
+        moe.layer(b, &dims, layer, x)
+    };
+    for layer in 0..dims.n_layer {
+        b.layer(Some(layer as u32));
+        decoder(&mut b, layer, x)?;
+    }
+    match drafts {
+        true => parts::head_and_drafts(b, &dims, Head::PLAIN, x, decoder),
+        false => parts::head(b, &dims, x),
+    }
+}
+
+/// The dimensions of a model with latent attention that rotates nothing.
+pub(super) fn unrotated(keys: Keys) -> Result<(Dims, Latent), Error> {
     let (d_nope, d_pe, d_v) = head_widths(keys)?;
     let d_latent = keys.count(D_LATENT, MAX_HEAD_WIDTH)?;
     let dims = Dims {
@@ -109,35 +144,9 @@ fn build(checkpoint: &Checkpoint, arch: &str, defaults: Defaults, drafts: bool) 
         post_norm: None,
         residual: 1.0,
     };
-    let moe = SharedMoe::new(keys, defaults)?;
     let d_q = Some(keys.count_or_zero(D_Q_LATENT, MAX_WIDTH)?).filter(|&d| d > 0);
-    let scaling = scaling(keys, d_pe)?;
-    let pairing = match keys.opt_bool(INTERLEAVE)? {
-        Some(false) => RopePairing::Half,
-        _ => RopePairing::Interleaved,
-    };
-    let rope = keys.rope_scaled(d_pe, pairing, scaling)?;
-    let growth = keys.growth(dims.d_k)?;
-    let stretched = if let Scaling::Yarn(yarn) = scaling { yarn.score_factor() } else { 1.0 };
-    let scale = (stretched / ((d_nope + d_pe) as f64).sqrt()) as f32;
-
-    let mut b = Builder::new(keys.names(), arch, dims.n_vocab, dims.d_model, dims.n_ctx_train);
-    b.skip_layers_from(dims.n_layer);
-    let (rope, growth) = (b.rope(rope), growth.map(|growth| b.rope(growth)));
-    let latent = Latent { d_q, d_latent, d_nope, d_pe, d_v, rope, growth, scale };
-    let x = parts::embed(&mut b, &dims)?;
-    let decoder = |b: &mut Builder, layer: usize, x: Buf| {
-        attention(b, &dims, &latent, layer, x)?;
-        moe.layer(b, &dims, layer, x)
-    };
-    for layer in 0..dims.n_layer {
-        b.layer(Some(layer as u32));
-        decoder(&mut b, layer, x)?;
-    }
-    match drafts {
-        true => parts::head_and_drafts(b, &dims, Head::PLAIN, x, decoder),
-        false => parts::head(b, &dims, x),
-    }
+    let scale = (1.0 / ((d_nope + d_pe) as f64).sqrt()) as f32;
+    Ok((dims, Latent { d_q, d_latent, d_nope, d_pe, d_v, rope: None, growth: None, scale }))
 }
 
 /// Widths of a head: key without and with rotation, value. GGUF files from before the latent cache have them as those
@@ -172,7 +181,7 @@ fn scaling(keys: Keys, d_pe: usize) -> Result<Scaling, Error> {
 }
 
 /// `x += attention(norm(x))`.
-fn attention(b: &mut Builder, dims: &Dims, latent: &Latent, layer: usize, x: Buf) -> Result<(), Error> {
+pub(super) fn attention(b: &mut Builder, dims: &Dims, latent: &Latent, layer: usize, x: Buf) -> Result<(), Error> {
     let Dims { d_model, n_head, d_k, eps, .. } = *dims;
     let Latent { d_latent, d_nope, d_pe, d_v, rope, scale, .. } = *latent;
     let t = Rows::Tokens;
@@ -193,8 +202,10 @@ fn attention(b: &mut Builder, dims: &Dims, latent: &Latent, layer: usize, x: Buf
     let norm = b.vector(&format!("blk.{layer}.attn_kv_a_norm.weight"), d_latent)?;
     let c = b.rms_norm(c, norm, LATENT_EPS, "latent");
 
-    b.push(Op::Rope { x: q_pe, rope, n_head, d_head: d_pe });
-    b.push(Op::Rope { x: k_pe, rope, n_head: 1, d_head: d_pe });
+    if let Some(rope) = rope {
+        b.push(Op::Rope { x: q_pe, rope, n_head, d_head: d_pe });
+        b.push(Op::Rope { x: k_pe, rope, n_head: 1, d_head: d_pe });
+    }
     let (w_uk, transposed, w_uv) = head_matrices(b, dims, latent, layer)?;
     let q_latent = b.buf("q_latent", t, n_head * d_latent);
     b.push(Op::HeadLinear { x: q_nope, w: w_uk, transposed, out: q_latent });

@@ -1,7 +1,7 @@
 //! Falcon-H1: attention and Mamba-2 next to each other in every layer, both on the same norm of its input. Folders have
 //! factors on nearly everything (arXiv 2507.22448), which GGUF files have in their matrices.
 
-use checkpoint::Checkpoint;
+use checkpoint::{Checkpoint, Kind};
 
 use super::keys::{Key, Keys, key};
 use super::mamba2::Mamba2;
@@ -33,6 +33,11 @@ const ALIASES: &[Alias] = &[
 
 pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
     let keys = Keys::new(checkpoint, ALIASES);
+    if checkpoint.kind() == Kind::Mlx && keys.factor("embedding_multiplier")?.is_some() {
+        // mlx-lm multiplies some matrices when it converts, and leaves out the keys' factor.
+        let what = "is set, and MLX folders of this model have some of its factors in their matrices".into();
+        return Err(keys.error(key("", &["embedding_multiplier"]), what));
+    }
     let factor = |name: &'static str| Ok::<_, Error>(keys.factor(name)?.unwrap_or(1.0));
     let (dims, d_ff) = (keys.dims()?, keys.d_ff()?);
     let [gate_scale, down_scale] = keys.factors(MLP_SCALES)?.unwrap_or([1.0; 2]);

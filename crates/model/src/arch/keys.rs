@@ -39,7 +39,7 @@ pub(super) const fn key(gguf: &'static str, folder: &'static [&'static str]) -> 
 }
 
 pub(super) const N_LAYER: Key = key("block_count", &["num_hidden_layers"]);
-pub(super) const N_CTX_TRAIN: Key = key("context_length", &["max_position_embeddings"]);
+pub(super) const N_CTX_TRAIN: Key = key("context_length", &["max_position_embeddings", "model_max_length"]);
 pub(super) const D_MODEL: Key = key("embedding_length", &["hidden_size"]);
 pub(super) const N_VOCAB: Key = key("vocab_size", &["vocab_size"]);
 pub(super) const N_HEAD: Key = key("attention.head_count", &["num_attention_heads"]);
@@ -51,8 +51,10 @@ pub(super) const ATTENTION_SCALE: Key = key("attention.scale", &[]);
 pub(super) const D_FF: Key = key("feed_forward_length", &["intermediate_size"]);
 pub(super) const N_EXPERT: Key =
     key("expert_count", &["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"]);
-pub(super) const N_USED: Key =
-    key("expert_used_count", &["num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "moe_top_k"]);
+pub(super) const N_USED: Key = key(
+    "expert_used_count",
+    &["num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "moe_top_k"],
+);
 pub(super) const D_FF_EXPERT: Key = key("expert_feed_forward_length", &["moe_intermediate_size"]);
 pub(super) const EXPERT_SCALE: Key = key(
     "expert_weights_scale",
@@ -64,7 +66,8 @@ pub(super) const EXPERT_SCALE: Key = key(
         "route_scale",
     ],
 );
-pub(super) const EXPERT_NORM: Key = key("expert_weights_norm", &["norm_topk_prob", "route_norm", "norm_expert_weight"]);
+pub(super) const EXPERT_NORM: Key =
+    key("expert_weights_norm", &["norm_topk_prob", "route_norm", "norm_expert_weight", "moe_renormalize"]);
 pub(super) const EXPERT_GATING: Key = key("expert_gating_func", &[]);
 pub(super) const ROTARY: Key = key("rope.dimension_count", &["rotary_dim"]);
 const N_NEXT: Key = key("nextn_predict_layers", &[]);

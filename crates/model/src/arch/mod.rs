@@ -19,6 +19,7 @@ mod gptoss;
 mod granite;
 mod hunyuan;
 mod keys;
+mod kimi_linear;
 mod laguna;
 mod lfm2;
 mod llama;
@@ -161,6 +162,8 @@ pub const ARCHS: &[Arch] = &[
         models: "LFM2, LFM2.5, dense (230M to 2.6B)" },
     Arch { gguf: &["lfm2moe"], folder: &["lfm2_moe"], build: lfm2::build_moe,
         models: "LFM2-8B-A1B, LFM2.5-8B-A1B, LFM2-24B-A2B" },
+    Arch { gguf: &["kimi-linear"], folder: &["kimi_linear"], build: kimi_linear::build,
+        models: "Kimi-Linear-48B-A3B" },
     Arch { gguf: &["gpt-oss"], folder: &["gpt_oss"], build: gptoss::build,
         models: "gpt-oss-20B, 120B" },
 ];

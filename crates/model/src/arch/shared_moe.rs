@@ -19,9 +19,9 @@ const D_FF_SHARED: Key = key(
     "expert_shared_feed_forward_length",
     &["shared_expert_intermediate_size", "share_expert_dim", "moe_shared_expert_intermediate_size"],
 );
-const N_GROUP: Key = key("expert_group_count", &["n_group"]);
+const N_GROUP: Key = key("expert_group_count", &["n_group", "num_expert_group"]);
 const N_GROUP_USED: Key = key("expert_group_used_count", &["topk_group"]);
-const SCORE: Key = key("", &["scoring_func", "score_func", "moe_router_activation"]);
+const SCORE: Key = key("", &["scoring_func", "score_func", "moe_router_activation", "moe_router_activation_func"]);
 const METHOD: Key = key("", &["topk_method"]);
 const SOFTCAP: Key = key("router_logit_softcapping", &["moe_router_logit_softcapping"]);
 

@@ -126,7 +126,7 @@ pub enum Op {
         q: Buf,               // [T, n_k_head · d_k]
         k: Buf,               // [T, n_k_head · d_k]
         v: Buf,               // [T, n_v_head · d_v]
-        g: Buf,               // [T, n_v_head]
+        g: Buf,               // [T, n_v_head], or [T, n_v_head · d_k]: a decay for each row of S
         beta: Buf,            // [T, n_v_head]
         skip: Option<Weight>, // [n_v_head]
         state: State,
@@ -183,13 +183,14 @@ pub enum Op {
         factor: GateFactor,
     },
     /// The gates of a gated delta rule: `g = exp(a_log · softplus(a + dt_bias))`, `beta = σ(b)`. Without `b` they are
-    /// those of Mamba-2, whose rate is the step size that its decay has too: `beta = softplus(a + dt_bias)`.
+    /// those of Mamba-2, whose rate is the step size that its decay has too: `beta = softplus(a + dt_bias)`. With it a
+    /// head may have several decays (Kimi Linear), `m / n` that follow each other.
     DecayBeta {
-        a: Buf,          // [T, n]
+        a: Buf,          // [T, m]
         b: Option<Buf>,  // [T, n]
         a_log: Weight,   // [n], -exp of what models call A_log
-        dt_bias: Weight, // [n]
-        g_out: Buf,      // [T, n], 0 to 1
+        dt_bias: Weight, // [m]
+        g_out: Buf,      // [T, m], 0 to 1
         beta_out: Buf,   // [T, n]
     },
     /// `x = rms_norm(x) ⊙ w ⊙ silu(gate)` of each head's slice, in place; with the gate first

@@ -425,7 +425,9 @@ impl Validator<'_> {
                 })?;
                 [q, k].into_iter().try_for_each(|buf| self.heads(buf, n_k_head, d_k))?;
                 [v, out].into_iter().try_for_each(|buf| self.heads(buf, n_v_head, d_v))?;
-                [g, beta].into_iter().try_for_each(|buf| self.floats(buf, Rows::Tokens, n_v_head))?;
+                self.floats(beta, Rows::Tokens, n_v_head)?;
+                let by_row = n_v_head.saturating_mul(d_k);
+                self.floats(g, Rows::Tokens, if width(g) == by_row { by_row } else { n_v_head })?;
                 skip.map_or(Ok(()), |skip| self.vector("skip", skip, n_v_head))?;
                 self.state_len(moved, [n_v_head, d_k, d_v])
             }
@@ -435,10 +437,12 @@ impl Validator<'_> {
                 self.floats(gate, rows, if n > 0 && width(x).is_multiple_of(n) { n } else { width(x) })
             }
             Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => {
-                let (rows, n) = (self.free_rows(a)?, width(a));
-                b.into_iter().chain([g_out, beta_out]).try_for_each(|buf| self.floats(buf, rows, n))?;
+                let (rows, m, n) = (self.free_rows(a)?, width(a), b.map_or(width(a), width));
+                ensure(m.is_multiple_of(n), || format!("{m} decays cannot be those of {n} heads"))?;
+                self.floats(g_out, rows, m)?;
+                b.into_iter().chain([beta_out]).try_for_each(|buf| self.floats(buf, rows, n))?;
                 self.vector("a_log", a_log, n)?;
-                self.vector("dt_bias", dt_bias, n)
+                self.vector("dt_bias", dt_bias, m)
             }
             Op::GatedNorm { x, gate, w, gate_first: _, eps, n_head, d_head } => {
                 epsilon(eps)?;

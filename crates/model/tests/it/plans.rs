@@ -64,6 +64,7 @@ const PUBLISHED: &[(&str, &str)] = &[
     ("nemotron_h_moe", "nemotron_h_latent"),
     ("nemotron_h", "nemotron_h_dense"),
     ("falcon-h1", "falcon_h1"),
+    ("kimi-linear", "kimi_linear"),
 ];
 
 /// Those that are written fused as well: latents with dense and routed layers, recurrent states, windows with norms

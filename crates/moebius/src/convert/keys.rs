@@ -130,7 +130,7 @@ impl<'a> Keys<'a> {
         if n_further > 0 {
             self.add("nextn_predict_layers", n_further);
         }
-        self.pass("context_length", &["max_position_embeddings"])?;
+        self.pass("context_length", &["max_position_embeddings", "model_max_length"])?;
         let d_model = self.need(&["hidden_size"])?;
         self.add("embedding_length", d_model);
         if !["lfm2", "nemotron_h", "nemotron_h_moe"].contains(&self.arch) && !self.is_double_wide()? {
@@ -151,9 +151,9 @@ impl<'a> Keys<'a> {
         self.add(eps_key, eps);
         self.rope_keys()?;
         self.pass("expert_count", &["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"])?;
-        let used = ["num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "moe_top_k"];
+        let used = ["num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "moe_top_k"];
         self.pass("expert_used_count", &used)?;
-        let own_heads = ["deepseek2", "mistral4", "gemma4", "mimo2"].contains(&self.arch);
+        let own_heads = ["deepseek2", "mistral4", "gemma4", "mimo2", "kimi-linear"].contains(&self.arch);
         if by_layer {
             let d_head = self.d_head()?;
             self.add("attention.key_length", d_head);
@@ -204,6 +204,7 @@ impl<'a> Keys<'a> {
                 let rotates = self.config.opt_str("position_embedding_type")? == Some("rope");
                 self.add("rope.scaling.finetuned", rotates);
             }
+            "kimi-linear" => self.kimi_linear(plan, n_layer)?,
             "nemotron_h" | "nemotron_h_moe" => self.nemotron(plan, n_layer)?,
             "falcon-h1" => {
                 self.pass("vocab_size", &["vocab_size"])?;

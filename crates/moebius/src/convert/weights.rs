@@ -183,6 +183,11 @@ pub fn of_plan(checkpoint: &Checkpoint, plan: &Plan, shape: &Shape) -> Result<Re
                 }
                 out.push((tensor, recipe));
             }
+            ("kimi-linear", "ssm_a" | "ssm_conv1d_q" | "ssm_conv1d_k" | "ssm_conv1d_v") => {
+                let (mut tensor, recipe) = plain()?;
+                tensor.shape.insert(1, 1);
+                out.push((tensor, recipe));
+            }
             ("falcon-h1", "ffn_norm") => out.push(finder.weight(decl, &format!("{layer}ffn_norm"))?),
             // What llama.cpp calls it, after the layers as it is.
             ("lfm2" | "lfm2moe", "output_norm") => out.push(finder.weight(decl, "token_embd_norm.weight")?),
@@ -214,7 +219,7 @@ pub fn of_plan(checkpoint: &Checkpoint, plan: &Plan, shape: &Shape) -> Result<Re
                     _ => out.push((tensor, recipe)),
                 }
             }
-            ("deepseek2" | "mistral4", "attn_kv_b") => {
+            ("deepseek2" | "mistral4" | "kimi-linear", "attn_kv_b") => {
                 let &[n_head, rows, d_latent] = decl.shape.as_slice() else { bail!("{} is no stack", decl.name) };
                 let is_k = decl.name.ends_with("[0/2]");
                 let name = format!("{layer}{}.weight", if is_k { "attn_k_b" } else { "attn_v_b" });

@@ -115,6 +115,7 @@ const FILES: &[&str] = &[
     "published/nemotron_h_latent/hf",
     "published/granitemoehybrid/hf",
     "published/falcon_h1/hf",
+    "published/kimi_linear/hf",
     "types/llama-blocks32.gguf",
     "types/qwen3moe-blocks32.gguf",
     "types/qwen3moe-blocks256.gguf",

@@ -172,6 +172,7 @@ fn dispatches_of_every_architecture() {
         ("published/nemotron_h_latent/hf", &[(10, 9), (12, 7), (7, 6)], (31, 23)),
         ("published/granitemoehybrid/hf", &[(20, 15), (17, 12)], (40, 29)),
         ("published/falcon_h1/hf", &[(33, 18), (36, 18)], (72, 38)),
+        ("published/kimi_linear/hf", &[(25, 13), (26, 14), (19, 15)], (72, 43)),
     ];
     let told: Arc<Mutex<Told>> = Arc::default();
     let metal = recorder(&told);

@@ -502,19 +502,25 @@ pub fn delta_net(seed: u64) -> Vec<Case> {
     let shapes = [(1, 1, 1, 1), (2, 4, 128, 128), (3, 3, 20, 24), (2, 6, 7, 57), (1, 4, 64, 64), (4, 8, 16, 33)];
     let mut cases = Vec::new();
     for (i, (n_k_head, n_v_head, d_k, d_v)) in shapes.into_iter().enumerate() {
-        let delta = [Sharing::Grouped, Sharing::Tiled].map(|sharing| (DeltaRule::Delta, sharing, i == 2));
-        // Skips of a sum in the cases that a sample has, which are every second one.
-        for (rule, sharing, has_skip) in delta.into_iter().chain([(DeltaRule::Sum, Sharing::Grouped, i % 4 < 2)]) {
+        let of = |rule, sharing, has_skip, by_row| (rule, sharing, has_skip, by_row);
+        for (rule, sharing, has_skip, by_row) in [
+            of(DeltaRule::Delta, Sharing::Grouped, i == 2, false),
+            of(DeltaRule::Delta, Sharing::Tiled, false, false),
+            // Skips of a sum in the cases that a sample has, which are every second one.
+            of(DeltaRule::Sum, Sharing::Grouped, i % 4 < 2, i == 4),
+            of(DeltaRule::Delta, Sharing::Grouped, false, true),
+        ] {
             let heads = DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing, rule };
             let mut b = Build::new(seed);
             let [q, k] = [0, 1].map(|_| b.input(n_k_head * d_k, Fill::Unit(d_k)));
             let v = b.input(n_v_head * d_v, UNIT);
-            let [g, beta] = [0, 1].map(|_| b.input(n_v_head, Fill::Gate));
+            let n_decay = if by_row { d_k } else { 1 };
+            let [g, beta] = [n_decay, 1].map(|each| b.input(n_v_head * each, Fill::Gate));
             let (state, out) = (b.state("delta", n_v_head * d_k * d_v), b.buf(Rows::Tokens, n_v_head * d_v));
             let skip = has_skip.then(|| b.vector(n_v_head));
             b.op(Op::DeltaNet { q, k, v, g, beta, skip, state, heads, out });
             let is_counts = (i % 2 == 0) == (sharing == Sharing::Tiled);
-            let shape = format!("{heads:?}, skip {has_skip}");
+            let shape = format!("{heads:?}, skip {has_skip}, by row {by_row}");
             cases.push(b.finish("delta_net", shape, F32, &[("out", out)], |t| {
                 let steps = if is_counts { t.counts() } else { recurrent(t) };
                 [steps, t.specials(&[Special::AllNan, Special::Zero]), prompts(t)].concat()
@@ -530,17 +536,18 @@ pub fn decay_beta(seed: u64) -> Vec<Case> {
         // Past 88 a softplus taken as it is written overflows, which shows where a decay is slow.
         for (size, is_slow, has_b) in [(1.0, false, true), (120.0, true, i % 2 == 0), (120.0, false, i % 2 == 1)] {
             let (mut b, rows) = (Build::new(seed), ROWS[i % 2]);
-            let [a, beta] = [0, 1].map(|_| b.rows(rows, n, Fill::Uniform(size)));
+            let each = if has_b && n == 32 { 5 } else { 1 };
+            let [a, beta] = [n * each, n].map(|n| b.rows(rows, n, Fill::Uniform(size)));
             let slow = |random: &mut Random, _| (0..n).map(|_| -8.0 + random.float()).collect();
             let a_log = if is_slow { b.m.weight_of(&[n], F32, slow) } else { b.vector(n) };
-            let dt_bias = b.vector(n);
+            let dt_bias = b.vector(n * each);
             b.m.plan.weights[a_log.0 as usize].read = Read::NegExp;
-            let [g_out, beta_out] = [0, 1].map(|_| b.buf(rows, n));
+            let [g_out, beta_out] = [n * each, n].map(|n| b.buf(rows, n));
             b.op(Op::DecayBeta { a, b: has_b.then_some(beta), a_log, dt_bias, g_out, beta_out });
             let outs = [("g", g_out), ("beta", beta_out), ("a", a), ("b", beta)];
             cases.push(b.finish(
                 "decay_beta",
-                format!("n {n}, to {size}, slow {is_slow}, b {has_b}, {rows:?}"),
+                format!("n {n} by {each}, to {size}, slow {is_slow}, b {has_b}, {rows:?}"),
                 F32,
                 &outs,
                 mixed,

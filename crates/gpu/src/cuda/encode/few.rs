@@ -243,6 +243,8 @@ impl Encoder<'_> {
             beta,
             len: rows as u64 * n,
             n,
+            each: 1,
+            reserved: 0,
         };
         let args = args::DeltaIn {
             step: self.step,

@@ -305,9 +305,10 @@ impl Encoder<'_> {
             Node::DecayBeta { a, b, a_log, dt_bias, g, beta } => {
                 let n = a.width;
                 let len = self.rows(&a) * n;
+                let each = (n / beta.width) as u32;
                 let (g, beta) = (g.ptr, beta.ptr);
                 let (a, len_, n) = (a.ptr, len as u64, n as u64);
-                let args = args::DecayBeta { a, b, a_log, dt_bias, g, beta, len: len_, n };
+                let args = args::DecayBeta { a, b, a_log, dt_bias, g, beta, len: len_, n, each, reserved: 0 };
                 self.run(Modules::ELEMENTWISE, Launch::each("decay_beta", len, 256), &args)
             }
             Node::KvAppend { module, cache, k, v } => {
@@ -363,7 +364,7 @@ impl Encoder<'_> {
                     d_v: heads.d_v as u32,
                     tiled: u32::from(is_tiled(heads.sharing)),
                     is_sum: u32::from(heads.rule == DeltaRule::Sum),
-                    reserved: 0,
+                    by_row: u32::from(g.width != heads.n_v_head),
                 };
                 let chunks = self.counts.chunks;
                 if let Some(tiles) = tiles.filter(|_| self.counts.tokens >= delta::FROM * chunks) {

@@ -86,6 +86,7 @@ fn joined(
         && [q_normed, q_scaled] == [&q; 2]
         && [k_normed, k_scaled] == [&k; 2]
         && eps == k_eps
+        && plan.buf(g).width == heads.n_v_head
         && (*g_out, *beta_out) == (g, beta)
         && is_only_read_by(plan, *conv, i, i + 1)
         && [q, k, v].iter().all(|&buf| readers(plan, buf, i + 6) == [i + 7])

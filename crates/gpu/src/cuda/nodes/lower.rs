@@ -227,7 +227,7 @@ impl Lower<'_, '_> {
                 }
                 let module = self.modules.id(Key::sized(sources::DELTA_NET, "D_K", heads.d_k));
                 let inputs = [q, k, v, g, beta].map(|buf| self.view(buf));
-                let is_plain = skip.is_none();
+                let is_plain = skip.is_none() && self.plan.buf(g).width == heads.n_v_head;
                 let fits = is_plain && self.max_tokens >= delta::FROM && delta::fits(heads, self.max_shared);
                 let tiles = fits.then(|| {
                     let (places, _) = delta::places(heads, self.max_tokens, self.delta as usize);

@@ -273,8 +273,8 @@ pub fn delta_in(plan: &Plan, i: usize) -> Option<(DeltaIn, usize)> {
     };
     let &[(w_q, out_q), (w_k, out_k), (_, out_v)] = parts.as_slice() else { return None };
     let is_chained = whole == conv && (out_q, out_q, out_k, out_k) == (*q, *q_scaled, *k, *k_scaled);
-    let is_whole = (n_q, d_q) == (n_k, d_k) && (w_q, w_k) == (n_q * d_q, n_k * d_k);
     let n = plan.buf(*a).width;
+    let is_whole = (n_q, d_q) == (n_k, d_k) && (w_q, w_k) == (n_q * d_q, n_k * d_k) && n == plan.buf(*b).width;
     let (a_at, b_at, group) = match split {
         None => ((*a, 0), (*b, 0), [n, n]),
         Some((x, n_head, &[(w_first, first), (w_second, second)])) if w_first == w_second => {

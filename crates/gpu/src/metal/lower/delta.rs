@@ -77,6 +77,7 @@ impl Lower<'_> {
         norm: Option<&fuse::DeltaNorm>,
     ) {
         let DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing, rule } = heads;
+        let by_row = self.width(inputs[3]) != n_v_head;
         // Four columns to a simdgroup, or with a norm all columns to a threadgroup.
         let fours = norm.map_or(1, |_| d_v.div_ceil(4 * NORM_SIMDGROUPS));
         let simdgroups = norm.map_or(2, |_| d_v.div_ceil(4 * fours).max(2));
@@ -86,14 +87,15 @@ impl Lower<'_> {
             .define("SIMDGROUPS", simdgroups)
             .define("NORM", usize::from(norm.is_some()))
             .define("SUM", usize::from(rule == DeltaRule::Sum))
-            .define("SKIP", usize::from(skip.is_some()));
+            .define("SKIP", usize::from(skip.is_some()))
+            .define("BY_ROW", usize::from(by_row));
         for (slot, buf) in (0..).zip(inputs) {
             draft = draft.bind(slot, self.buf_as(buf, Use::Read));
         }
         if let Some(skip) = skip {
             draft = draft.bind(11, self.vector(skip));
         }
-        let chunks = if skip.is_some() { None } else { self.delta_chunks(heads, norm.is_some()) };
+        let chunks = if by_row || skip.is_some() { None } else { self.delta_chunks(heads, norm.is_some()) };
         let forms = chunks.into_iter().collect();
         let words = [n_k_head, n_v_head, d_v, usize::from(sharing == Sharing::Tiled)].map(is);
         let draft = draft
