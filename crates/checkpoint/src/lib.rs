@@ -349,6 +349,11 @@ impl Checkpoint {
         &self.meta
     }
 
+    /// Returns the metadata, for what a user says in place of the file.
+    pub fn meta_mut(&mut self) -> &mut Metadata {
+        &mut self.meta
+    }
+
     /// Returns all tensors that can be read, in file order.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors

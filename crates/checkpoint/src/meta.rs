@@ -29,6 +29,17 @@ impl Metadata {
         Ok(Self { file: file.into(), entries, by_key })
     }
 
+    /// Sets a key, in place of what the file says.
+    pub fn set(&mut self, key: &str, value: Value) {
+        match self.by_key.get(key) {
+            Some(&i) => self.entries[i].1 = value,
+            None => {
+                self.by_key.insert(key.into(), self.entries.len());
+                self.entries.push((key.into(), value));
+            }
+        }
+    }
+
     /// Returns the file that the keys come from, as errors name it.
     pub fn file(&self) -> &str {
         &self.file

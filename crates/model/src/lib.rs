@@ -42,6 +42,25 @@ pub fn build(checkpoint: &Checkpoint) -> Result<plan::ValidPlan, Error> {
     arch::build(checkpoint, false)
 }
 
+/// Gives a checkpoint a longer context than it was trained for: plans that are built of it scale positions so.
+///
+/// # Errors
+/// When the file scales positions in a way that this cannot replace, or the model has no rotary embedding to scale; the
+/// checkpoint may be changed then.
+pub fn stretch(checkpoint: &mut Checkpoint, stretch: arch::Stretch) -> Result<plan::ValidPlan, Error> {
+    let before = build(checkpoint)?;
+    arch::stretch(checkpoint, stretch)?;
+    let after = build(checkpoint)?;
+    match before.ropes == after.ropes {
+        true => Err(Error::Key {
+            file: checkpoint.name().into(),
+            key: "rope.scaling.type".into(),
+            what: format!("cannot become {}: the model has no rotary embedding that it changes", stretch.rule.name()),
+        }),
+        false => Ok(after),
+    }
+}
+
 /// As [`build`], with the head that drafts further tokens ([`plan::Plan::draft`]) where the checkpoint has one.
 ///
 /// # Errors

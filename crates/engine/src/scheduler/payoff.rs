@@ -36,6 +36,8 @@ const NEWEST_OF_ALL: f64 = 1.0 / 24.0;
 /// Weight of the newest time, and of a plain step's after steps with drafts: contexts grow, and machines get busy.
 const NEWEST_TIME: f64 = 0.25;
 const NEWEST_PLAIN: f64 = 0.5;
+/// By how much a time that is longer than it should be is believed to fall with every plain step.
+const HOPE: f64 = 0.98;
 /// Largest factor by which one time may differ from what was known: beyond it is chance.
 const MAX_JUMP: f64 = 4.0;
 
@@ -108,6 +110,13 @@ impl Measured {
             *self = Measured { seconds: now, n: self.n + 1 };
         } else {
             self.seconds *= (now / self.seconds).clamp(1.0 / MAX_JUMP, MAX_JUMP).powf(newest);
+        }
+    }
+
+    /// A time above what it should be was chance: it is believed to fall, so that it is tried again.
+    fn hope(&mut self, most: f64) {
+        if self.seconds > most {
+            self.seconds = (self.seconds * HOPE).max(most);
         }
     }
 }
@@ -223,6 +232,11 @@ impl Payoff {
         self.first.credit = CREDIT;
         if n_drafts == 0 {
             self.since_plain = 0;
+            let plain = steps[0].seconds;
+            for (n_drafts, measured) in steps.iter_mut().enumerate().skip(1) {
+                measured.hope(plain * (1.0 + n_drafts as f64 / n as f64));
+            }
+            self.head.hope(plain);
             return if is_known { 1.0 + drafting / plain } else { 1.0 };
         }
         self.since_plain += 1;
@@ -274,15 +288,14 @@ fn likely(steps: &[Measured; MAX_ROWS + 1], n_drafts: usize) -> Option<f64> {
 }
 
 /// Seconds that a step takes at most: as long as one that has more drafts; beyond those, each adds what a sequence
-/// costs.
+/// costs. A first measurement is not believed where it is longer.
 fn most(steps: &[Measured; MAX_ROWS + 1], n: usize, n_drafts: usize) -> f64 {
-    let is_known = |i: &usize| steps[*i].n > 0;
-    match (n_drafts..=MAX_ROWS).find(is_known) {
-        Some(above) => steps[above].seconds,
-        None => {
-            let below = (0..n_drafts).rev().find(is_known).unwrap_or(0);
-            steps[below].seconds + (n_drafts - below) as f64 * steps[0].seconds / n as f64
-        }
+    let below = (0..n_drafts).rev().find(|&i| steps[i].n == 2).unwrap_or(0);
+    let most = steps[below].seconds + (n_drafts - below) as f64 * steps[0].seconds / n as f64;
+    match (n_drafts..=MAX_ROWS).find(|&i| steps[i].n > 0).map(|i| steps[i]) {
+        Some(Measured { seconds, n: 2 }) => seconds,
+        Some(Measured { seconds, .. }) => most.min(seconds),
+        None => most,
     }
 }
 

@@ -75,10 +75,10 @@ const N_NEXT: Key = key("nextn_predict_layers", &[]);
 const N_NEXT_BEHIND: Key = key("nextn_predict_layers", &["num_nextn_predict_layers"]);
 const ROTARY_SHARE: Key = key("", &["partial_rotary_factor"]);
 const ROPE_BASE: Key = key("rope.freq_base", &["rope_theta"]);
-const SCALING: Key = key("rope.scaling.type", &["rope_type", "type"]);
-const FACTOR: Key = key("rope.scaling.factor", &["factor"]);
+pub(super) const SCALING: Key = key("rope.scaling.type", &["rope_type", "type"]);
+pub(super) const FACTOR: Key = key("rope.scaling.factor", &["factor"]);
 const FACTOR_LINEAR: Key = key("rope.scale_linear", &[]);
-const N_CTX_ORIG: Key = key("rope.scaling.original_context_length", &["original_max_position_embeddings"]);
+pub(super) const N_CTX_ORIG: Key = key("rope.scaling.original_context_length", &["original_max_position_embeddings"]);
 const BETA_FAST: Key = key("rope.scaling.yarn_beta_fast", &["beta_fast"]);
 const BETA_SLOW: Key = key("rope.scaling.yarn_beta_slow", &["beta_slow"]);
 const EXT_FACTOR: Key = key("rope.scaling.yarn_ext_factor", &[]);
@@ -108,7 +108,7 @@ const LOW_FREQ: Key = key("", &["low_freq_factor"]);
 const HIGH_FREQ: Key = key("", &["high_freq_factor"]);
 
 /// Where config.json keeps the keys of the one rotary embedding of a model, first places first.
-const ROPE_SECTIONS: &[&str] = &["rope_parameters.", "rope_scaling.", ""];
+pub(super) const ROPE_SECTIONS: &[&str] = &["rope_parameters.", "rope_scaling.", ""];
 
 /// Base and rotated share of a head in the original code of folders, by `model_type`, where they are not 10000 and 1.
 #[rustfmt::skip]
@@ -200,7 +200,7 @@ impl<'a> Keys<'a> {
     }
 
     /// As [`Keys::name`], in a folder behind one of these prefixes, tried in turn.
-    fn name_in(&self, sections: &[&str], key: Key) -> Option<String> {
+    pub(super) fn name_in(&self, sections: &[&str], key: Key) -> Option<String> {
         if let Some(arch) = self.gguf {
             return (!key.gguf.is_empty()).then(|| format!("{arch}.{}", key.gguf));
         }
@@ -215,7 +215,7 @@ impl<'a> Keys<'a> {
         self.error_at(self.name(key).unwrap_or_else(|| key.gguf.into()), what)
     }
 
-    fn error_at(&self, key: String, what: String) -> Error {
+    pub(super) fn error_at(&self, key: String, what: String) -> Error {
         Error::Key { file: self.names.checkpoint().name().into(), key, what }
     }
 
@@ -815,8 +815,9 @@ impl RopeKeys<'_> {
         match self.kind()? {
             // mrope places images; text has the same position in every section.
             Some("none" | "default" | "mrope") => Ok(Scaling::None),
-            // The base says it all.
-            Some("dynamic") if self.opt_positive(ROPE_ALPHA)?.is_some() => Ok(Scaling::None),
+            // With `alpha` the base says it all. Without, it is that of the file up to the trained context, and would
+            // depend on each sequence's length beyond.
+            Some("dynamic") => Ok(Scaling::None),
             None | Some("linear") => Ok(if factor == 1.0 { Scaling::None } else { Scaling::Linear { factor } }),
             Some("proportional") => {
                 let share = self.opt_positive(ROTARY_SHARE)?.unwrap_or(1.0);

@@ -40,6 +40,7 @@ mod seed_oss;
 mod shared_moe;
 mod smollm3;
 mod step3p5;
+mod stretch;
 mod windows;
 
 pub use keys::unsaid_rope;
@@ -190,6 +191,9 @@ const DRAFTING: &[(&str, Build)] = &[
     ("deepseek2", deepseek2::build_v3_drafting),
     ("glm4moe", glm4moe::build_drafting),
 ];
+
+pub(crate) use stretch::stretch;
+pub use stretch::{Stretch, StretchRule};
 
 /// Builds the plan of a checkpoint, `drafts` with its draft head where it has one.
 ///

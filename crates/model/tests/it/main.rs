@@ -13,6 +13,7 @@ mod names;
 mod plans;
 mod refusals;
 mod rules;
+mod stretch;
 mod windowed;
 
 use checkpoint::Checkpoint;

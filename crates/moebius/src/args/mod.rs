@@ -11,7 +11,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::version;
 pub use files::{CompareArgs, ConvertArgs, ImatrixArgs, OutputFormat, PullArgs, QuantizeArgs};
-use parse::{parse_bytes, parse_host, parse_origin, parse_pair};
+use model::arch::Stretch;
+use parse::{parse_bytes, parse_host, parse_origin, parse_pair, parse_stretch};
 pub use sampling::SamplingArgs;
 
 /// Run mixture-of-experts language models on your own machine.
@@ -127,6 +128,19 @@ pub struct TemplateArgs {
     /// Whether the model thinks before it answers, if its template has a switch for it
     #[arg(long, value_enum, value_name = "on|off")]
     pub think: Option<Switch>,
+    /// Maximum number of tokens of the model's thought, which is closed then [default: no limit]
+    #[arg(long, value_name = "N")]
+    pub think_budget: Option<u32>,
+}
+
+/// What becomes of a conversation that has grown beyond the context.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum OnFull {
+    /// It is refused with 400, as clients that compact conversations expect
+    #[default]
+    Refuse,
+    /// Its oldest turns are left out, and the header x-ignored-fields says so. System messages stay
+    Trim,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -148,6 +162,11 @@ pub struct StepArgs {
     /// each for keys and values: k=q8_0,v=f16. The reference backend computes in f32, on numbers rounded to blocks
     #[arg(long, visible_alias = "kv", value_name = "TYPE", default_value_t)]
     pub cache_type: CacheType,
+    /// Stretch the context beyond the trained one: yarn=4 (YaRN) or linear=4, four times as long, for models whose file
+    /// does not say so; yarn=4,32768 where the context before is not what the file says. Texts of any length may get
+    /// worse: leave it off where they fit
+    #[arg(long, value_name = "RULE=FACTOR[,N]", value_parser = parse_stretch)]
+    pub rope_scaling: Option<Stretch>,
     /// Weights to copy into huge pages (2 MB) instead of reading them from the mapped file
     #[arg(long, value_enum, default_value_t)]
     pub copy_weights: CopyArg,
@@ -436,6 +455,12 @@ pub struct ServeArgs {
     /// Chat template (Jinja) to use instead of the model's
     #[arg(long, value_name = "FILE")]
     pub chat_template_file: Option<PathBuf>,
+    /// Maximum number of tokens of a model's thought, for requests that say nothing of it [default: no limit]
+    #[arg(long, value_name = "N")]
+    pub think_budget: Option<u32>,
+    /// What becomes of a conversation that has grown beyond the context
+    #[arg(long, value_enum, default_value_t)]
+    pub on_full: OnFull,
     /// Name of the model in answers, if one is served [default: the file's name]. NAME=MODEL gives a model a further name
     /// in requests, in which * stands for any text; may be given several times
     #[arg(long, value_name = "NAME[=MODEL]")]

@@ -1,5 +1,22 @@
 //! Parsers of flag values.
 
+use model::arch::{Stretch, StretchRule};
+
+/// Parses a rule that stretches contexts: `yarn=4`, `linear=2`, with the context before where one is given
+/// (`yarn=4,32768`).
+pub(super) fn parse_stretch(text: &str) -> Result<Stretch, String> {
+    let bad = || format!("{text} is not a rule, for example yarn=4, linear=2 or yarn=4,32768");
+    let (rule, rest) = text.split_once('=').ok_or_else(bad)?;
+    let rule = [StretchRule::Yarn, StretchRule::Linear].into_iter().find(|r| r.name() == rule).ok_or_else(bad)?;
+    let (factor, n_ctx) = rest.split_once(',').map_or((rest, None), |(factor, n_ctx)| (factor, Some(n_ctx)));
+    let factor: f64 = factor.parse().map_err(|_| bad())?;
+    if !(factor > 1.0 && factor <= 1024.0) {
+        return Err(format!("the factor is {factor}, it must be more than 1 and at most 1024"));
+    }
+    let n_ctx_orig = n_ctx.map(str::parse).transpose().map_err(|_| bad())?;
+    Ok(Stretch { rule, factor, n_ctx_orig })
+}
+
 /// Parses a number of bytes: digits, with a fraction if a unit follows.
 pub(super) fn parse_bytes(text: &str) -> Result<usize, String> {
     const UNITS: [(&str, u64); 9] = [
@@ -97,6 +114,26 @@ mod tests {
             ("99999999999T", None),
         ] {
             assert_eq!(parse_bytes(text).ok(), bytes, "{text}");
+        }
+    }
+
+    #[test]
+    fn stretches() {
+        for (text, expected) in [
+            ("yarn=4", Some((StretchRule::Yarn, 4.0, None))),
+            ("linear=1.5", Some((StretchRule::Linear, 1.5, None))),
+            ("yarn=4,32768", Some((StretchRule::Yarn, 4.0, Some(32768)))),
+            ("yarn", None),
+            ("ntk=4", None),
+            ("yarn=1", None),
+            ("yarn=nan", None),
+            ("yarn=inf", None),
+            ("yarn=-4", None),
+            ("yarn=4,", None),
+            ("yarn=4,x", None),
+        ] {
+            let found = parse_stretch(text).ok().map(|s| (s.rule, s.factor, s.n_ctx_orig));
+            assert_eq!(found, expected, "{text}");
         }
     }
 

@@ -190,7 +190,7 @@ impl Runner<'_> {
     /// Opens a model and notes what it is, and how fast the host's memory is if that limits it.
     fn open(&mut self, path: Option<&Path>, setup: &EngineSetup) -> Result<Opened> {
         let start = Instant::now();
-        let mut session = load::start_with(load::open(path)?, setup)?;
+        let mut session = load::start_with(load::open(path)?.stretched(setup.step.rope_scaling)?, setup)?;
         session.engine.set_interrupt(self.interrupt.flag());
         self.bar.suspend(|| session.placement.iter().for_each(|placement| note!("{placement}")));
         if self.args.trace_experts.is_some() {

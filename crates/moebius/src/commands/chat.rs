@@ -8,7 +8,7 @@ use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 
 use crate::answer::{Interrupt, generate, summary};
-use crate::args::{ChatArgs, Switch};
+use crate::args::ChatArgs;
 use crate::commands::line::Lines;
 use crate::input;
 use crate::load::{self, Session};
@@ -40,7 +40,7 @@ const COMMANDS: &[(&str, bool)] = &[
 ];
 
 pub fn run(args: &ChatArgs) -> Result<()> {
-    let model = load::open(args.model.path()?.as_deref())?;
+    let model = load::open(args.model.path()?.as_deref())?.stretched(args.engine.step.rope_scaling)?;
     let model = model.with_template(args.template.chat_template_file.as_deref())?;
     let terminal = std::io::stdin().is_terminal();
     if model.embedded && !args.quiet {
@@ -56,7 +56,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     if chat.session.template.is_none() {
         bail!("the model has no chat template: name one with --chat-template-file, or use `moebius run --raw`");
     }
-    chat.session.think = args.template.think.map(|switch| switch == Switch::On);
+    chat.session.set_thoughts(&args.template);
     chat.session.placement.iter().filter(|_| !args.quiet).for_each(|placement| note!("{placement}"));
     chat.session.warning.iter().for_each(|warning| note!("warning: {warning}"));
     let interrupt = Interrupt::install()?;
@@ -240,9 +240,11 @@ impl Chat {
     fn answer(&mut self, args: &ChatArgs, interrupt: &Interrupt) -> Result<()> {
         let format = self.session.format;
         let tokens = self.tokens(args.n_predict)?;
-        let show = Show::new(format, self.session.opens_thought(&tokens), args.quiet);
+        let opened = self.session.opens_thought(&tokens);
+        let show = Show::new(format, opened, args.quiet);
         let mut show = if args.no_markdown { show } else { show.inked() };
         let mut request = Request::new(tokens);
+        request.constraint = self.session.constraint(format, None, opened)?;
         request.shown = format.shown(&self.session.tokenizer);
         request.max_new_tokens = args.n_predict.unwrap_or(usize::MAX);
         request.sampling = self.session.sampling(&args.sampling)?;

@@ -26,8 +26,8 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     let [base_path, other_path] = args.models.as_slice() else {
         anyhow::bail!("compare requires two models: -m BASE -m OTHER");
     };
-    let base = load::open(Some(base_path))?;
-    let other = load::open(Some(other_path))?;
+    let base = load::open(Some(base_path))?.stretched(args.engine.step.rope_scaling)?;
+    let other = load::open(Some(other_path))?.stretched(args.engine.step.rope_scaling)?;
     let n_ctx = args.engine.ctx.unwrap_or(DEFAULT_CTX);
     let mut windows = windows(&base, &args.file, n_ctx, args.chunks)?;
     let n_windows = windows.len();

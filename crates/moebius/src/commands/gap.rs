@@ -55,7 +55,7 @@ pub fn measure(path: Option<&Path>, setup: &EngineSetup, n_prompt: u32, parallel
         sequences: parallel + 2,
         ..setup.clone()
     };
-    let mut session = load::start_with(load::open(path)?, &setup)?;
+    let mut session = load::start_with(load::open(path)?.stretched(setup.step.rope_scaling)?, &setup)?;
     let (n_vocab, engine) = (session.n_vocab, &mut session.engine);
     let mut numbers = 0..;
     let mut next = |n: usize, n_gen: usize| request(text(n_vocab, numbers.next().unwrap_or(0), n), n_gen, 0.0);

@@ -27,7 +27,7 @@ use crate::{compare, input, machine, out};
 const FORCED_TOKENS: u64 = 64;
 
 pub fn run(args: &ImatrixArgs) -> Result<()> {
-    let model = load::open(args.model.path()?.as_deref())?;
+    let model = load::open(args.model.path()?.as_deref())?.stretched(args.engine.step.rope_scaling)?;
     let tokenizer = Tokenizer::load(&model.checkpoint)?;
     let text = input::text(&args.file)?;
     let tokens = tokenizer.encode(&text, Encode { add_special: true, parse_special: args.parse_special });

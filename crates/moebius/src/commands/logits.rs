@@ -15,7 +15,7 @@ use crate::{input, out};
 pub fn run(args: &LogitsArgs) -> Result<()> {
     let n_draft = args.golden.as_ref().map_or(0, |_| draft_of(&args.array));
     let draft = if n_draft > 0 { DraftArg::Mtp } else { DraftArg::Off };
-    let model = load::open(args.model.path()?.as_deref())?.drafting(draft)?;
+    let model = load::open(args.model.path()?.as_deref())?.stretched(args.engine.step.rope_scaling)?.drafting(draft)?;
     let golden = args.golden.as_deref().map(|path| Golden::read(path, &args.array)).transpose()?;
     let tokens = golden.as_ref().map_or(&args.tokens, |golden| &golden.tokens);
     ensure!(!tokens.is_empty(), "failed to compute logits: no tokens were given");

@@ -17,7 +17,7 @@ use crate::routes::{self, Writer};
 use crate::{compare, input, machine, out};
 
 pub fn run(args: &PerplexityArgs) -> Result<()> {
-    let model = load::open(args.model.path()?.as_deref())?;
+    let model = load::open(args.model.path()?.as_deref())?.stretched(args.engine.step.rope_scaling)?;
     let tokenizer = Tokenizer::load(&model.checkpoint)?;
     let text = input::text(&args.file)?;
     let tokens = tokenizer.encode(&text, Encode { add_special: true, parse_special: false });

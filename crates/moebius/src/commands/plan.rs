@@ -23,7 +23,7 @@ use crate::predict::Rates;
 use crate::routes::Trace;
 
 pub fn run(args: &PlanArgs) -> Result<()> {
-    let model = load::open(args.model.path()?.as_deref())?;
+    let model = load::open(args.model.path()?.as_deref())?.stretched(args.engine.step.rope_scaling)?;
     if args.engine.backend == Some(BackendKind::Cuda) {
         return run_cuda(args, &model);
     }

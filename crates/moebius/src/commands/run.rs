@@ -4,12 +4,12 @@ use std::io::IsTerminal;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use engine::formats::{Ask, Format};
-use engine::grammar::{self, Constraint, Grammars, Rule};
+use engine::formats::Format;
+use engine::grammar::{self, Constraint, Rule};
 use engine::scheduler::{FinishReason, Request};
 
 use crate::answer::{Interrupt, Interrupted, drafts_summary, generate, streamed_summary, summary};
-use crate::args::{RunArgs, Switch};
+use crate::args::RunArgs;
 use crate::load::{self, Sequence, Session};
 use crate::out::note;
 use crate::show::Show;
@@ -21,16 +21,20 @@ pub fn run(args: &RunArgs) -> Result<()> {
         bail!("the prompt is empty");
     }
     let path = args.model.path()?;
-    let model = load::open(path.as_deref())?;
+    let model = load::open(path.as_deref())?.stretched(args.engine.step.rope_scaling)?;
     let model = model.with_template(args.template.chat_template_file.as_deref())?;
     if model.embedded && !args.quiet {
         note!("{}", crate::embedded::notice());
     }
     let mut session = load::start(model, &args.engine, args.draft)?;
-    session.think = args.template.think.map(|switch| switch == Switch::On);
+    session.set_thoughts(&args.template);
     session.placement.iter().filter(|_| !args.quiet).for_each(|placement| note!("{placement}"));
     session.warning.iter().for_each(|warning| note!("warning: {warning}"));
-    let ignored = [("--system", args.system.is_some()), ("--think", args.template.think.is_some())];
+    let ignored = [
+        ("--system", args.system.is_some()),
+        ("--think", args.template.think.is_some()),
+        ("--think-budget", args.template.think_budget.is_some()),
+    ];
     for (flag, _) in ignored.iter().filter(|(_, is_set)| *is_set && session.template.is_none()) {
         note!("warning: the model has no chat template: ignoring {flag} and passing the prompt unchanged");
     }
@@ -54,7 +58,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
     }
     let mut request = Request::new(tokens);
     request.constraint = constraint(args, &session, format, opened)?;
-    let has_form = request.constraint.is_some();
+    let has_form = args.json_schema.is_some() || args.grammar.is_some() || args.regex.is_some();
     request.shown = format.shown(&session.tokenizer);
     request.max_new_tokens = args.n_predict.unwrap_or(usize::MAX);
     request.sampling = session.sampling(&args.sampling)?;
@@ -68,7 +72,8 @@ pub fn run(args: &RunArgs) -> Result<()> {
     show.finish()?;
     if let Some((file, prompt)) = traced.filter(|_| answer.reason != FinishReason::Cancelled) {
         let tokens = [prompt, answer.tokens].concat();
-        let mut sequence = Sequence::start(&load::open(path.as_deref())?, &args.engine, tokens.len())?;
+        let model = load::open(path.as_deref())?.stretched(args.engine.step.rope_scaling)?;
+        let mut sequence = Sequence::start(&model, &args.engine, tokens.len())?;
         let routers = sequence.routers().to_vec();
         routes::write(file, &routers, |writer| writer.feed(&mut sequence, &tokens, tokens.len(), |_, _| ()))?;
     }
@@ -101,15 +106,9 @@ fn constraint(args: &RunArgs, session: &Session, format: Format, opened: bool) -
             Rule::grammar(file_or_text(value, is_grammar)?.0)
         }
         (.., Some(regex)) => Rule::Regex(regex.clone()),
-        _ => return Ok(None),
+        _ => return session.constraint(format, None, opened),
     };
-    let grammars = Grammars::new(session.tokenizer.clone(), 1)?;
-    let grammars = match crate::trial::process() {
-        Some(trial) => grammars.with_trial(trial),
-        None => grammars,
-    };
-    let ask = Ask { content: Some(&rule), opened, ..Ask::default() };
-    Ok(format.constraint(&ask, &session.tokenizer, &grammars)?)
+    session.constraint(format, Some(&rule), opened)
 }
 
 /// Returns the text of a file, or the value itself where it is such a text and no file has that name; and what errors

@@ -327,7 +327,7 @@ impl<'a> Keys<'a> {
                     }
                 }
             }
-            (Some("dynamic"), _) if self.rope_number("alpha")?.is_some() => self.add("rope.scaling.type", "none"),
+            (Some("dynamic"), _) => self.add("rope.scaling.type", "none"),
             (Some("longrope" | "su"), _) => self.long_rope()?,
             // llama3 becomes the tensor of divisors; so does proportional.
             (None | Some("default" | "mrope" | "llama3" | "proportional"), _) => {}

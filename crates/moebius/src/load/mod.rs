@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use checkpoint::Checkpoint;
 use engine::folder;
 use engine::template::ChatTemplate;
 use engine::tokenizer::Tokenizer;
+use model::arch::Stretch;
 use model::plan::{Plan, ValidPlan};
 
 pub use self::sequence::{Sequence, Traced, Wanted};
@@ -39,6 +40,18 @@ impl Model {
     pub fn with_template(self, file: Option<&Path>) -> Result<Model> {
         let template = file.map(input::text).transpose()?;
         Ok(Model { template: template.or(self.template), ..self })
+    }
+
+    /// Returns the same with a longer context, where one is asked for.
+    ///
+    /// # Errors
+    /// The model's positions cannot be scaled so.
+    pub fn stretched(mut self, stretch: Option<Stretch>) -> Result<Model> {
+        let Some(stretch) = stretch else { return Ok(self) };
+        let checkpoint =
+            Arc::get_mut(&mut self.checkpoint).context("failed to scale positions: the model is in use")?;
+        self.plan = model::stretch(checkpoint, stretch)?;
+        Ok(self)
     }
 
     /// Returns the same, with the head that drafts further tokens where those are to come from it.

@@ -1,12 +1,14 @@
 //! A model behind an engine, ready for requests.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use backend::{Footprint, Limits};
 use checkpoint::Checkpoint;
 use engine::folder;
-use engine::formats::Format;
+use engine::formats::{Ask, Format};
+use engine::grammar::{Constraint, Grammars, Rule};
 use engine::sampler::SamplerParams;
 use engine::scheduler::{Engine, Options, Pooling, PromptLookup};
 use engine::template::{Chat, ChatTemplate};
@@ -14,7 +16,7 @@ use engine::tokenizer::{Encode, Tokenizer};
 use serde_json::Value;
 
 use super::{EngineSetup, Model, Prepared, compile_template, describe, file_type, n_params};
-use crate::args::{DraftArg, DraftArgs, EngineArgs, SamplingArgs};
+use crate::args::{DraftArg, DraftArgs, EngineArgs, SamplingArgs, Switch, TemplateArgs};
 use crate::device::{Chosen, Held};
 use crate::memory::{Fit, Units};
 use crate::{prompts, sampling};
@@ -27,6 +29,8 @@ pub struct Session {
     /// How the model marks thoughts and calls: by its template, or as Hermes does where that says nothing of calls.
     pub format: Format,
     pub template_knows_tools: bool,
+    /// The template has a variable for the effort of reasoning.
+    pub template_knows_effort: bool,
     pub backend: String,
     /// What computes in the end.
     pub device: Chosen,
@@ -56,6 +60,10 @@ pub struct Session {
     pub warning: Option<String>,
     /// Whether the model thinks first; as its template has it when `None`.
     pub think: Option<bool>,
+    /// Maximum number of tokens of a thought.
+    pub most_thought: Option<usize>,
+    /// Made with the first constraint.
+    grammars: OnceCell<Grammars>,
     /// How it makes one vector of a text.
     pub pooling: Pooling,
     /// It was trained to say whether a document answers a query.
@@ -88,6 +96,7 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
     let template = source.as_deref().map(|source| compile_template(source, &tokenizer)).transpose()?;
     let source = source.unwrap_or_default();
     let template_knows_tools = Format::detect(&source).has_calls();
+    let template_knows_effort = source.contains("reasoning_effort");
     let format =
         if template_knows_tools { Format::detect(&source) } else { Format::detect(&format!("{source}<tool_call>")) };
     let sampling = sampling::of_model(&checkpoint, embedded)?;
@@ -132,6 +141,7 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
         template,
         format,
         template_knows_tools,
+        template_knows_effort,
         backend: name,
         device: device.kind,
         held,
@@ -150,6 +160,8 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
         placement,
         warning,
         think: None,
+        most_thought: None,
+        grammars: OnceCell::new(),
         pooling: pooling(&checkpoint),
         reranks: reranks(&checkpoint),
         rerank_template: text("tokenizer.chat_template.rerank"),
@@ -182,6 +194,36 @@ impl Session {
             tokens.remove(0);
         }
         Ok(tokens)
+    }
+
+    /// Takes what the flags say of thoughts.
+    pub fn set_thoughts(&mut self, args: &TemplateArgs) {
+        self.think = args.think.map(|switch| switch == Switch::On);
+        self.most_thought = args.think_budget.and_then(|n| usize::try_from(n).ok());
+    }
+
+    /// Returns the constraint of an answer whose content follows `rule`, if one is given, and whose thought is bounded;
+    /// `None` where everything is allowed. `opened`: the prompt ends inside a thought.
+    ///
+    /// # Errors
+    /// The rule cannot be compiled.
+    pub fn constraint(&self, format: Format, rule: Option<&Rule>, opened: bool) -> Result<Option<Constraint>> {
+        if rule.is_none() && self.most_thought.is_none() {
+            return Ok(None);
+        }
+        let grammars = match self.grammars.get() {
+            Some(grammars) => grammars.clone(),
+            None => {
+                let grammars = Grammars::new(self.tokenizer.clone(), 1)?;
+                let grammars = match crate::trial::process() {
+                    Some(trial) => grammars.with_trial(trial),
+                    None => grammars,
+                };
+                self.grammars.get_or_init(|| grammars).clone()
+            }
+        };
+        let ask = Ask { content: rule, opened, most_thought: self.most_thought, ..Ask::default() };
+        Ok(format.constraint(&ask, &self.tokenizer, &grammars)?)
     }
 
     /// Returns whether a prompt ends inside a thought, so that the answer begins with it.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::app::{self, App};
 use super::body::Body;
-use super::conversation::{self, Conversation};
+use super::conversation::{self, Conversation, Fits};
 use super::error::{ApiError, Style};
 use super::fields::{Field, Kind, Object, Read, field};
 use super::form;
@@ -84,7 +84,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
 /// `/v1/messages/count_tokens`.
 pub async fn count_tokens(app: Arc<App>, input: Input) -> Answer {
     let (conversation, _) = conversation_of(&input.body.fields)?;
-    let prompt = conversation.render(&app, false).await?;
+    let prompt = conversation.render(&app, Fits::Any).await?;
     Ok(Json(json!({"input_tokens": prompt.tokens.len()})).into_response())
 }
 

@@ -20,6 +20,9 @@ use super::worker::{Refusal, RequestRun, Worker, lock};
 /// Threads that compute which tokens grammars allow, while the model computes.
 const GRAMMAR_THREADS: usize = 2;
 
+/// Code of the error of a prompt that the context has no room for.
+pub const TOO_LONG: &str = "context_length_exceeded";
+
 /// A loaded model and the server around it.
 pub struct App {
     pub common: Arc<Common>,
@@ -30,6 +33,8 @@ pub struct App {
     pub format: Format,
     /// The template writes tools; else the server puts them into the messages.
     pub template_knows_tools: bool,
+    /// The template has a variable for the effort of reasoning; else the effort bounds thoughts.
+    pub template_knows_effort: bool,
     pub model: ModelInfo,
     /// The model's own sampling.
     pub sampling: SamplerParams,
@@ -142,7 +147,7 @@ fn too_long(n_tokens: usize, least: &str, context: usize) -> ApiError {
         "prompt is too long: {least}{n_tokens} tokens > {context} maximum; this model's maximum context length is \
          {context} tokens (server flag --ctx)"
     );
-    ApiError { code: Some("context_length_exceeded"), ..ApiError::bad(why) }
+    ApiError { code: Some(TOO_LONG), ..ApiError::bad(why) }
 }
 
 /// The keys that open the server; none: it is open. They can be replaced while it runs.

@@ -49,7 +49,11 @@ pub const FIELDS: &[Field] = &[
         "controls which tool, if any, is called",
     ),
     field("parallel_tool_calls", Kind::Bool, "allow several tool calls in an answer"),
-    field("reasoning_effort", Kind::Text, "passed to the chat template"),
+    field(
+        "reasoning_effort",
+        Kind::Text,
+        "passed to the chat template; bounds the thought where that has no variable for it",
+    ),
     field("chat_template_kwargs", Kind::Object, "further variables of the chat template, such as enable_thinking"),
     field("continue_final_message", Kind::Bool, "continue the last message instead of starting a new one"),
     field("routing", Kind::Bool, "return the experts selected for each token, in the order of /v1/routing"),

@@ -13,6 +13,24 @@ use super::limits::{LARGE_BODY_BYTES, MAX_ANSWERS_BYTES, MAX_BODIES_BYTES};
 use super::metrics::Metrics;
 use super::room::Budget;
 use super::worker::lock;
+use crate::args::{OnFull, ServeArgs};
+
+/// What a server does with conversations that say nothing of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Conversations {
+    /// Maximum number of tokens of a thought.
+    pub most_thought: Option<usize>,
+    /// Oldest turns are left out of conversations that do not fit the context.
+    pub trims: bool,
+}
+
+impl Conversations {
+    /// Of the flags of `moebius serve`.
+    pub fn of(args: &ServeArgs) -> Conversations {
+        let most_thought = args.think_budget.and_then(|n| usize::try_from(n).ok());
+        Conversations { most_thought, trims: args.on_full == OnFull::Trim }
+    }
+}
 
 /// The state of a server beside its models.
 pub struct Common {
@@ -21,6 +39,8 @@ pub struct Common {
     pub bodies: Budget,
     /// For answers that are collected or wait to be read.
     pub answers: Budget,
+    /// What requests leave open of conversations.
+    pub conversations: Conversations,
     /// Where grammars are tried before they are compiled.
     pub trial: Option<Arc<dyn Trial>>,
     /// Large bodies are parsed beside the threads that serve connections.
@@ -37,8 +57,9 @@ pub struct Common {
 }
 
 impl Common {
-    pub fn new(trial: Option<Arc<dyn Trial>>) -> Common {
+    pub fn new(trial: Option<Arc<dyn Trial>>, conversations: Conversations) -> Common {
         Common {
+            conversations,
             metrics: Arc::default(),
             bodies: Budget::new(MAX_BODIES_BYTES),
             answers: Budget::new(MAX_ANSWERS_BYTES),

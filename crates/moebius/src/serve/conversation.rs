@@ -1,13 +1,14 @@
 //! Conversations: messages checked and brought into the form that chat templates read, then rendered and cut into
 //! tokens. Nothing in a message makes the server read a file or fetch an address: images and their kin are refused.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use engine::formats::Tool;
-use engine::template::{self, Chat};
+use engine::template::{self, Chat, ChatTemplate};
 use serde_json::{Value, json};
 
-use super::app::App;
+use super::app::{App, TOO_LONG};
 use super::body::whole_characters;
 use super::error::ApiError;
 use super::fields::{Kind, Object, Read};
@@ -35,6 +36,18 @@ pub struct Conversation {
 pub struct Prompt {
     pub text: String,
     pub tokens: Vec<u32>,
+    /// Oldest messages that are not part of it, as the context is full.
+    pub n_left_out: usize,
+}
+
+/// How long a prompt may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fits {
+    /// As long as it likes: the model is not to read it.
+    Any,
+    /// It leaves this many tokens of the context to its answer, at most a quarter; where turns are not left out for
+    /// that, the engine refuses what is too long.
+    Answered(usize),
 }
 
 /// Checks messages in OpenAI's form.
@@ -308,41 +321,104 @@ impl Conversation {
         self.tools.iter().filter_map(Tool::from_json).collect()
     }
 
-    /// Returns the prompt: the template's text and its tokens, which the model is to read where `fits` says so.
-    pub async fn render(self, app: &Arc<App>, fits: bool) -> Result<Prompt, ApiError> {
+    /// Returns the prompt: the template's text and its tokens. The oldest turns are left out where the server is told to
+    /// and they do not fit.
+    pub async fn render(mut self, app: &Arc<App>, fits: Fits) -> Result<Prompt, ApiError> {
         let Some(template) = app.template.clone() else {
             return Err(ApiError::bad("this model has no chat template; /v1/completions accepts plain prompts"));
         };
         let shared = app.clone();
-        let (format, knows_tools) = (app.format, app.template_knows_tools);
         let text = |message: &Value| message["content"].as_str().map_or(0, str::len);
         let n_bytes = self.messages.iter().map(text).sum();
         app.common
             .heavy(n_bytes, move || {
-                let (messages, tools) = match knows_tools {
-                    true => (format.history(&self.messages), self.tools),
-                    false => (tools::into_text(self.messages, &self.tools), Vec::new()),
+                let tools = match shared.template_knows_tools {
+                    true => Value::Array(std::mem::take(&mut self.tools)),
+                    false => Value::Null,
                 };
-                let tools = Value::Array(tools);
-                let render = |messages| {
-                    let messages = Value::Array(messages);
-                    template.render(&Chat {
-                        tools: tools.as_array().is_some_and(|tools| !tools.is_empty()).then_some(&tools),
-                        add_generation_prompt: !self.no_generation_prompt,
-                        kwargs: (!self.kwargs.is_empty()).then_some(&self.kwargs),
-                        ..Chat::new(&messages)
-                    })
-                };
-                let mut text = rendered(joined(messages), render).map_err(|error| refusal(&error))?;
-                text.push_str(self.prefill.as_deref().unwrap_or_default());
-                if fits {
-                    shared.check_length(&text)?;
+                let from = |start| self.render_from(start, &tools, &shared, &template, fits);
+                let first = from(0);
+                let Fits::Answered(room) = fits else { return first };
+                if !shared.common.conversations.trims {
+                    return first;
                 }
-                let tokens = App::encode_prompt(&shared.tokenizer, &text);
-                Ok(Prompt { text, tokens })
+                let context = shared.worker.context();
+                let most = context - room.clamp(1, (context / 4).max(1)).min(context);
+                let is_short = |prompt: &Result<Prompt, ApiError>| match prompt {
+                    Ok(prompt) => prompt.tokens.len() <= most,
+                    Err(error) => error.code != Some(TOO_LONG),
+                };
+                if is_short(&first) {
+                    return first;
+                }
+                // The fewest turns to leave out.
+                let starts = later_turns(&self.messages);
+                let (mut low, mut high, mut best) = (0, starts.len(), None);
+                while low < high {
+                    let middle = low.midpoint(high);
+                    let prompt = from(starts[middle]);
+                    if is_short(&prompt) {
+                        (high, best) = (middle, Some(prompt));
+                    } else {
+                        low = middle + 1;
+                    }
+                }
+                match (best, starts.last()) {
+                    (Some(best), _) => best,
+                    // The last turn by itself may have a shorter answer.
+                    (None, Some(&last)) => from(last),
+                    (None, None) => first,
+                }
             })
             .await
     }
+
+    /// As [`Conversation::render`], without the messages between the system message and `start`, which is 0 for all.
+    fn render_from(
+        &self,
+        start: usize,
+        tools: &Value,
+        app: &App,
+        template: &ChatTemplate,
+        fits: Fits,
+    ) -> Result<Prompt, ApiError> {
+        let n_system = if start == 0 { 0 } else { n_leading_systems(&self.messages) };
+        let messages = match start {
+            0 => Cow::Borrowed(&self.messages[..]),
+            _ => Cow::Owned([&self.messages[..n_system], &self.messages[start..]].concat()),
+        };
+        let messages = match app.template_knows_tools {
+            true => app.format.history(&messages),
+            false => tools::into_text(messages.into_owned(), &self.tools),
+        };
+        let render = |messages| {
+            let messages = Value::Array(messages);
+            template.render(&Chat {
+                tools: tools.as_array().is_some_and(|tools| !tools.is_empty()).then_some(tools),
+                add_generation_prompt: !self.no_generation_prompt,
+                kwargs: (!self.kwargs.is_empty()).then_some(&self.kwargs),
+                ..Chat::new(&messages)
+            })
+        };
+        let mut text = rendered(joined(messages), render).map_err(|error| refusal(&error))?;
+        text.push_str(self.prefill.as_deref().unwrap_or_default());
+        if fits != Fits::Any {
+            app.check_length(&text)?;
+        }
+        let tokens = App::encode_prompt(&app.tokenizer, &text);
+        Ok(Prompt { text, tokens, n_left_out: start - n_system })
+    }
+}
+
+/// System messages at the start.
+fn n_leading_systems(messages: &[Value]) -> usize {
+    messages.iter().take_while(|message| message["role"] == "system").count()
+}
+
+/// Returns where the turns after the first begin: a turn is what the user says, with all that follows from it.
+fn later_turns(messages: &[Value]) -> Vec<usize> {
+    let is_user = |i: &usize| messages[*i]["role"] == "user" && messages[i - 1]["role"] != "user";
+    (n_leading_systems(messages) + 1..messages.len()).filter(is_user).collect()
 }
 
 /// Returns a template that refuses messages speaks to the client; one that is broken would be so for every request,

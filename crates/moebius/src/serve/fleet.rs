@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use axum::http::StatusCode;
+use model::arch::Stretch;
 use serde_json::{Value, json};
 
 use super::app::{self, App, ModelInfo};
@@ -119,7 +120,7 @@ impl Fleet {
                 let (a, b) = (other.path.display(), path.display());
                 return Err(anyhow!("failed to serve {a} and {b}: both are named {id}; rename or omit one"));
             }
-            let (info, why) = match look(path, id, template.is_some()) {
+            let (info, why) = match look(path, id, template.is_some(), listed.setup.step.rope_scaling) {
                 Ok(info) => (info, None),
                 Err(error) => (ModelInfo { id: id.clone(), ..ModelInfo::default() }, Some(said(&error, path, id))),
             };
@@ -337,7 +338,8 @@ impl Fleet {
     /// Returns a model and the bytes that it takes; `None` where others hold the room and do not give it back.
     fn try_load(&self, loader: &Loader, listed: &Listed) -> Result<Option<(Started, Held)>> {
         let Listed { id, path, sampling, template, places, .. } = listed;
-        let model = load::open(Some(path))?.with_template(template.as_deref())?.drafting(listed.setup.head())?;
+        let model = load::open(Some(path))?.stretched(listed.setup.step.rope_scaling)?;
+        let model = model.with_template(template.as_deref())?.drafting(listed.setup.head())?;
         let Some((setup, prepared)) = self.make_room(loader, &listed.setup, &model)? else { return Ok(None) };
         let session = load::start_prepared(model, &setup, prepared)?;
         session.placement.iter().for_each(|placement| tracing::info!(model = id, "{placement}"));
@@ -543,8 +545,8 @@ impl FleetEntry {
 }
 
 /// Returns what a model's header says of it.
-fn look(path: &Path, id: &str, has_template: bool) -> Result<ModelInfo> {
-    let Model { checkpoint, plan, .. } = load::open(Some(path))?;
+fn look(path: &Path, id: &str, has_template: bool, stretch: Option<Stretch>) -> Result<ModelInfo> {
+    let Model { checkpoint, plan, .. } = load::open(Some(path))?.stretched(stretch)?;
     let template = engine::folder::chat_template(&checkpoint)?;
     let format = engine::formats::Format::detect(template.as_deref().unwrap_or_default());
     Ok(ModelInfo {

@@ -28,7 +28,7 @@ use crate::load::{self, Sequence};
 pub use crate::load::{Traced, Wanted};
 
 use super::app::{App, Keys};
-use super::common::Common;
+use super::common::{Common, Conversations};
 use super::fleet::Fleet;
 use super::guard::{Door, Guard};
 use super::worker::lock;
@@ -112,7 +112,9 @@ impl Local {
         let ServeArgs { chat_template_file, alias, max_queue, sampling, .. } = &args;
         let path = args.models().first().cloned();
         let setup = super::setup(&args, false)?;
-        let model = load::open(path.as_deref())?.with_template(chat_template_file.as_deref())?;
+        let model = load::open(path.as_deref())?
+            .stretched(setup.step.rope_scaling)?
+            .with_template(chat_template_file.as_deref())?;
         let id = super::names(alias)?.0.unwrap_or_else(|| super::model_name(path.as_deref()));
         let session = load::start_with(model, &setup)?;
         let sampling = session.sampling(sampling)?;
@@ -120,7 +122,7 @@ impl Local {
         let backend = session.backend.clone();
         let parallel = session.sequences;
         let places = Places { parallel, queue: usize::from(*max_queue) };
-        let common = Arc::new(Common::new(crate::trial::process()));
+        let common = Arc::new(Common::new(crate::trial::process(), Conversations::of(&args)));
         let Started { app, thread, .. } = super::start(session, id, sampling, common.clone(), places)?;
         let fleet = Arc::new(Fleet::of_one(common, app.clone(), thread));
         let router = routes::router(fleet.clone(), Arc::default());
@@ -208,7 +210,8 @@ impl Local {
             if is_on_cpu && !may_stream {
                 engine.step.copy_weights = CopyArg::None;
             }
-            let sequence = Sequence::start(&load::open(self.path.as_deref())?, &engine, positions)?;
+            let model = load::open(self.path.as_deref())?.stretched(engine.step.rope_scaling)?;
+            let sequence = Sequence::start(&model, &engine, positions)?;
             *held = Some(Scored { sequence, positions });
         }
         let Some(Scored { sequence, positions }) = held.as_mut() else {

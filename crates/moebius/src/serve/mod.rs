@@ -75,7 +75,7 @@ use crate::prompts::Folder;
 use crate::{embedded, find, input};
 
 use app::{App, Keys, ModelInfo};
-use common::Common;
+use common::{Common, Conversations};
 use fleet::{Alias, Fleet, Listed, Loader};
 use guard::{Door, Guard};
 use rerank::Reranker;
@@ -109,7 +109,7 @@ pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
     let setup = setup(args, several)?;
     let guard = Guard::new(args.host, &args.allowed_host, &args.cors, !keys.is_empty());
     let door = Arc::new(Door { guard, keys });
-    let common = Arc::new(Common::new(crate::trial::process()));
+    let common = Arc::new(Common::new(crate::trial::process(), Conversations::of(args)));
     let places = Places { parallel: setup.sequences, queue: usize::from(args.max_queue) };
     let (fleet, ended, summary) = match several || idle.is_some() {
         true => {
@@ -141,7 +141,9 @@ pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
         }
         false => {
             let path = paths.first().map(PathBuf::as_path);
-            let model = load::open(path)?.with_template(args.chat_template_file.as_deref())?;
+            let model = load::open(path)?
+                .stretched(setup.step.rope_scaling)?
+                .with_template(args.chat_template_file.as_deref())?;
             let id = own_name.unwrap_or_else(|| model_name(path));
             let session = load::start_with(model, &setup)?;
             let summary = summary(&session);
@@ -270,6 +272,7 @@ fn start(
         template,
         format,
         template_knows_tools,
+        template_knows_effort: session.template_knows_effort,
         model,
         sampling,
         pooling,

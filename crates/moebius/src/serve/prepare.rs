@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use engine::formats::Hold;
 use engine::scheduler::Request;
+use serde_json::Value;
 
 use super::app::App;
-use super::conversation::Conversation;
+use super::conversation::{Conversation, Fits};
 use super::error::ApiError;
 use super::fields::{Field, Kind, Object, Read, field};
 use super::form::{self, AnswerForm, Constrained};
@@ -21,6 +22,10 @@ pub const FIELDS: &[Field] = &[
     field("thinking_budget", BUDGET, "maximum number of tokens of the model's thought; -1 for no limit"),
     field("reasoning_budget", BUDGET, "llama.cpp's name of thinking_budget"),
 ];
+
+/// Tokens of a thought by OpenAI's `reasoning_effort`, for models whose template has no variable for it; others think
+/// without limit.
+const EFFORTS: &[(&str, usize)] = &[("none", 0), ("minimal", 128), ("low", 1024), ("medium", 4096)];
 
 /// What a client wants of the answer's form.
 #[derive(Clone, Debug, Default)]
@@ -54,17 +59,35 @@ pub async fn prepare(
         conversation.tools.clear();
     }
     let format = app.format;
+    let effort =
+        conversation.kwargs.get("reasoning_effort").and_then(Value::as_str).filter(|_| !app.template_knows_effort);
+    let effort = effort.map(|effort| EFFORTS.iter().find(|(name, _)| *name == effort).map(|(_, most)| *most));
     let mut tools = conversation.tool_list();
     tools.retain(|tool| wanted.choice.allows(&tool.name));
     let dialects = std::mem::take(&mut conversation.dialects);
     let mut ignored = std::mem::take(&mut conversation.ignored);
-    let prompt = conversation.render(app, true).await?;
+    let room = body.size("max_tokens").or(body.size("max_completion_tokens")).or(body.size("max_output_tokens"));
+    let fits = Fits::Answered(room.unwrap_or(usize::MAX));
+    let prompt = conversation.render(app, fits).await?;
+    if prompt.n_left_out > 0 {
+        tracing::info!(
+            model = app.model.id,
+            messages = prompt.n_left_out,
+            "left the oldest turns out: the context is full"
+        );
+        ignored.push(format!("messages (the {} oldest: context full)", prompt.n_left_out));
+    }
     let opened = format.opens_thought(&prompt.text);
     let mut request = app.request(prompt.tokens);
     sampling::apply(body, &mut request, &app.tokenizer)?;
     let AnswerWish { choice, form, parallel, most_thought } = wanted;
     let budget = ["thinking_budget", "reasoning_budget"].into_iter().find_map(|name| body.int(name));
-    let most_thought = budget.map_or(most_thought, |n| usize::try_from(n).ok());
+    let most_thought = match (budget, most_thought, effort) {
+        (Some(n), ..) => usize::try_from(n).ok(),
+        (None, Some(n), _) => Some(n),
+        (None, None, Some(most)) => most,
+        (None, None, None) => app.common.conversations.most_thought,
+    };
     let most_calls = choice.most_calls(parallel);
     let is_free = form.is_some();
     let open_objects = form::open_objects(body);

@@ -38,7 +38,11 @@ pub const FIELDS: &[Field] = &[
     ),
     field("parallel_tool_calls", Kind::Bool, "allow several tool calls in an answer"),
     field("text", Kind::Object, "format: constraint on the answer"),
-    field("reasoning", Kind::Object, "effort: passed to the chat template"),
+    field(
+        "reasoning",
+        Kind::Object,
+        "effort: passed to the chat template; bounds the thought where that has no variable for it",
+    ),
     field("include", Kind::List(&Kind::Text, 32), "message.output_text.logprobs: return log-probabilities"),
     field("top_logprobs", Kind::Int(0, MAX_TOP_LOGPROBS as i128), "number of top alternatives to return per token"),
     field("chat_template_kwargs", Kind::Object, "further variables of the chat template"),

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::app::App;
 use super::body::{Body, Prompt};
-use super::conversation::{self, Conversation};
+use super::conversation::{self, Conversation, Fits};
 use super::error::ApiError;
 use super::fields::{Field, Kind, Read, field};
 use super::generate::token_text;
@@ -132,7 +132,7 @@ pub async fn apply_template(app: Arc<App>, input: Input) -> Answer {
     };
     conversation.offer(Offer::of_chat(body.list("tools").map_or(&[][..], Vec::as_slice))?);
     let ignored = std::mem::take(&mut conversation.ignored);
-    let prompt = conversation.render(&app, false).await?;
+    let prompt = conversation.render(&app, Fits::Any).await?;
     let answer = Json(json!({"prompt": prompt.text, "n_tokens": prompt.tokens.len()})).into_response();
     Ok(ignoring(answer, ignored))
 }

@@ -76,7 +76,7 @@ enum Text {
     Odds(f64),
     /// Right with one or the other, each for a number of tokens.
     Flips(f64, f64, usize),
-    /// Right as long as few are drafted, or for so many steps on end; then wrong until none are.
+    /// Right as long as few are drafted, or for a number of steps; then wrong until none are.
     Malicious(usize),
     /// A guess is there with a probability, and right with another.
     Seldom(f64, f64),
@@ -250,4 +250,26 @@ fn company_pays_for_itself() {
     let free = Machine::with(&[1.0; 9], 0.0);
     let histories = simulate(&free, &[Text::Odds(1.0), Text::Odds(0.0)], 2000, 0, &mut Numbers(1));
     assert!(speed(&histories[0]) > 4.0 && speed(&histories[1]) > 0.98);
+}
+
+/// A step that was held up at the wrong moment ends drafts for a while, and not for good.
+#[test]
+fn chance_is_forgotten() {
+    for n_held_up in 1..4 {
+        let (mut payoff, mut account, mut n) = (Payoff::new(), Account::default(), 0);
+        let mut at = None;
+        for i in 0..3000 {
+            let mut candidates = [Candidate::new(account, MAX_DRAFT)];
+            payoff.choose(&mut candidates, MAX_ROWS, false);
+            let k = candidates[0].n;
+            n += usize::from(k > 0);
+            let time = if k > 0 && n <= n_held_up { 0.5 } else { 0.01 + 0.001 * k as f64 };
+            let bill = payoff.observe(1, k, time, 0.0);
+            payoff.charge(&mut account, bill, k, k);
+            if n == n_held_up + 20 && at.is_none() {
+                at = Some(i);
+            }
+        }
+        assert!(at.is_some_and(|at| at < 2000) && n > 1000, "{n_held_up} held up: {at:?}, {n} with drafts");
+    }
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::answers::{message_stream, of_message, of_response, response_stream};
 use super::{Reply, Server, chat};
+use crate::serve::common::Conversations;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -269,7 +270,7 @@ async fn schemas_are_taken_and_what_is_not_enforced_is_named() {
 /// The embedded model does not think; a template that opens a thought makes it.
 #[tokio::test]
 async fn thoughts_end_at_their_budget() {
-    let server = Server::thinking(512);
+    let server = Server::thinking(512, Conversations::default());
     for (path, body) in [
         (CHAT, chat("A fox", json!({"thinking_budget": 5, "max_tokens": 40}))),
         (CHAT, chat("A fox", json!({"reasoning_budget": 5, "max_tokens": 40}))),
@@ -290,4 +291,76 @@ async fn thoughts_end_at_their_budget() {
     // Without one, it thinks on to the limit.
     let choice = &server.ask(CHAT, &chat("A fox", json!({"max_tokens": 40, "ignore_eos": true}))).await["choices"][0];
     assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(""), &json!("length")), "{choice}");
+}
+
+/// Effort bounds thoughts where the template has no variable for it, the server's flag where a request says nothing, and
+/// what a request says comes first. Streamed answers are the whole ones, with the same usage.
+#[tokio::test]
+async fn budgets_come_from_requests_efforts_and_the_server() {
+    let server = Server::thinking(512, Conversations { most_thought: Some(5), trims: false });
+    let thoughts = |usage: &Value| usage["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
+    // Tokens of a thought, its mark among them.
+    for (more, n) in [
+        (json!({}), 5..12),
+        (json!({"thinking_budget": 9}), 9..16),
+        (json!({"reasoning_effort": "none"}), 0..8),
+        (json!({"reasoning_effort": "none", "thinking_budget": 9}), 9..16),
+        (json!({"thinking_budget": -1}), 40..41),
+        (json!({"reasoning_effort": "high"}), 40..41),
+        (json!({"reasoning_effort": "minimal"}), 40..41),
+    ] {
+        let mut body = chat("A fox", more.clone());
+        body["max_tokens"] = json!(40);
+        body["ignore_eos"] = json!(true);
+        let whole = server.ask(CHAT, &body).await;
+        assert!(n.contains(&thoughts(&whole["usage"])), "{more}: {whole}");
+        assert_eq!(whole["usage"]["completion_tokens"], 40);
+        body["stream"] = json!(true);
+        body["stream_options"] = json!({"include_usage": true});
+        let events = server.post(CHAT, &body).await.events().await;
+        let all = |name: &str| -> String {
+            events.iter().filter_map(|event| event["choices"][0]["delta"][name].as_str()).collect()
+        };
+        let message = &whole["choices"][0]["message"];
+        assert_eq!(message["content"], all("content"), "{more}");
+        assert_eq!(message["reasoning_content"].as_str().unwrap_or_default(), all("reasoning_content"), "{more}");
+        let usage = events.iter().find_map(|event| event.get("usage").filter(|usage| !usage.is_null())).unwrap();
+        assert_eq!(thoughts(usage), thoughts(&whole["usage"]), "{more}");
+    }
+}
+
+/// A conversation that has grown beyond the context is refused, or loses its oldest turns, and the header says so.
+#[tokio::test]
+async fn full_contexts_are_refused_or_lose_turns() {
+    let say = |role: &str, text: &str| json!({"role": role, "content": text});
+    let long = "The fox went into the wood and met a bear. ".repeat(8);
+    let mut messages = vec![say("system", "Be brief, said the owl.")];
+    for _ in 0..6 {
+        messages.extend([say("user", &long), say("assistant", "Yes.")]);
+    }
+    messages.push(say("user", "Who met the fox?"));
+    let body = |messages: &[Value]| json!({"messages": messages, "max_tokens": 20, "seed": 7});
+    let refusing = Server::with_conversations(256, Conversations::default());
+    let (status, answer) = refusing.post(CHAT, &body(&messages)).await.json().await;
+    assert_eq!((status.as_u16(), &answer["error"]["code"]), (400, &json!("context_length_exceeded")), "{answer}");
+
+    let server = Server::with_conversations(256, Conversations { most_thought: None, trims: true });
+    let reply = server.post(CHAT, &body(&messages)).await;
+    let names = ignored(&reply);
+    let n: usize = names.split_whitespace().find_map(|word| word.parse().ok()).unwrap_or_default();
+    assert!(names.contains("context full") && n.is_multiple_of(2) && (2..=12).contains(&n), "{names}");
+    let (status, found) = reply.json().await;
+    assert_eq!(status, 200, "{found}");
+    // It is the answer of a conversation without those turns, and one turn more would not fit.
+    let kept = |n: usize| [&messages[..1], &messages[1 + n..]].concat();
+    let (_, expected) = refusing.post(CHAT, &body(&kept(n))).await.json().await;
+    assert_eq!(found["choices"], expected["choices"]);
+    let prompt = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(prompt(&found) + 20 <= 256);
+    let more = refusing.post(CHAT, &body(&kept(n - 2))).await.json().await.1;
+    assert!(more["error"].is_object() || prompt(&more) + 20 > 256, "{more}");
+    // What fits is left as it is, and a last turn that does not fit is refused.
+    assert_eq!(ignored(&server.post(CHAT, &body(&kept(12))).await), "");
+    let one = [say("user", &long.repeat(8))];
+    assert_eq!(server.post(CHAT, &body(&one)).await.json().await.0, 400);
 }

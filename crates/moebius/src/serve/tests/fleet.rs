@@ -12,7 +12,7 @@ use crate::args::{Cli, Command, StepArgs};
 use crate::device::{Held, Prefer};
 use crate::load::EngineSetup;
 use crate::serve::app::Keys;
-use crate::serve::common::Common;
+use crate::serve::common::{Common, Conversations};
 use crate::serve::fleet::{Alias, Fleet, Listed, Loader};
 use crate::serve::guard::{Door, Guard};
 use crate::serve::{Places, routes};
@@ -51,7 +51,7 @@ impl Several {
         let Command::Serve(args) = Cli::parse_from(line).command else { panic!("serve") };
         let guard = Guard::new(args.host, &[], &[], false);
         let door = Arc::new(Door { guard, keys: Keys::default() });
-        let common = Arc::new(Common::new(None));
+        let common = Arc::new(Common::new(None, Conversations::default()));
         let model = |path: PathBuf| Listed {
             id: path.file_stem().unwrap().to_string_lossy().into_owned(),
             path,

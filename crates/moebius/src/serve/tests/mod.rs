@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::app::{App, Keys};
-use super::common::Common;
+use super::common::{Common, Conversations};
 use super::error::Why;
 use super::fleet::Fleet;
 use super::guard::{Door, Guard};
@@ -48,26 +48,45 @@ impl Server {
     }
 
     pub fn with_keys(parallel: usize, queue: usize, keys: Keys) -> Server {
-        Server::on(open(None).expect("embedded model"), parallel, queue, keys, 512)
+        Server::on(open(None).expect("embedded model"), parallel, queue, keys, 512, Conversations::default())
     }
 
     /// Of sequences this long.
     pub fn with_context(parallel: usize, queue: usize, context: usize) -> Server {
-        Server::on(open(None).expect("embedded model"), parallel, queue, Keys::default(), context)
+        Server::on(
+            open(None).expect("embedded model"),
+            parallel,
+            queue,
+            Keys::default(),
+            context,
+            Conversations::default(),
+        )
     }
 
     /// The model with a template that opens a thought.
-    pub fn thinking(context: usize) -> Server {
+    pub fn thinking(context: usize, conversations: Conversations) -> Server {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("thinking.jinja");
         let template = "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endfor %}\
                         {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}{# </think> #}";
         std::fs::write(&path, template).expect("template");
         let model = open(None).and_then(|model| model.with_template(Some(&path))).expect("embedded model");
-        Server::on(model, 2, 4, Keys::default(), context)
+        Server::on(model, 2, 4, Keys::default(), context, conversations)
     }
 
-    fn on(model: Model, parallel: usize, queue: usize, keys: Keys, context: usize) -> Server {
+    /// Of sequences this long, with other conversations.
+    pub fn with_conversations(context: usize, conversations: Conversations) -> Server {
+        Server::on(open(None).expect("embedded model"), 2, 4, Keys::default(), context, conversations)
+    }
+
+    fn on(
+        model: Model,
+        parallel: usize,
+        queue: usize,
+        keys: Keys,
+        context: usize,
+        conversations: Conversations,
+    ) -> Server {
         let step = StepArgs {
             isa: None,
             cache_type: CacheType::F16,
@@ -89,7 +108,7 @@ impl Server {
         let sampling = session.default_sampling();
         let guard = Guard::new(std::net::Ipv4Addr::LOCALHOST.into(), &[], &[], !keys.is_empty());
         let door = Arc::new(Door { guard, keys });
-        let common = Arc::new(Common::new(None));
+        let common = Arc::new(Common::new(None, conversations));
         let places = Places { parallel, queue };
         let Started { app, thread, .. } =
             super::start(session, "fable".into(), sampling, common.clone(), places).expect("server");
