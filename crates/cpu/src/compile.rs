@@ -31,7 +31,7 @@ use backend::experts::source::Source;
 use backend::inputs::Inputs;
 use backend::residency::Residencies;
 use backend::routing::RoutingTrace;
-use backend::{Batch, CacheType, CompileError, Kinds, Limits, Picks, weights};
+use backend::{Batch, CacheType, CompileError, Kinds, Limits, Picks, Takes, weights};
 use quant::act::ActKind;
 use sys::arena::{Arena, zeroed};
 
@@ -105,6 +105,7 @@ pub fn compile(
         hidden,
         draft,
         n_vocab: plan.n_vocab,
+        takes: Takes::of(plan),
         limits,
         kinds,
         kernels: Kernels::new(isa),
@@ -252,6 +253,9 @@ impl Needs {
                     }
                 }
                 Op::Embed { .. }
+                | Op::Input { .. }
+                | Op::AddBias { .. }
+                | Op::Gelu { .. }
                 | Op::RmsNorm { .. }
                 | Op::Center { .. }
                 | Op::HeadNorm { .. }
@@ -458,6 +462,9 @@ impl Lower<'_> {
         let view = |buf| self.view(buf);
         Ok(match *op {
             Op::Embed { table, scale, out } => OpStep::Embed { table: self.mat(table)?, scale, out: view(out) },
+            Op::Input { x, first, mode } => OpStep::Input { x: view(x), first, mode },
+            Op::AddBias { x, w } => OpStep::AddBias { x: view(x), w: self.vector(w)? },
+            Op::Gelu { x, form } => OpStep::Gelu { x: view(x), form },
             Op::Linear { x, ref parts } => {
                 let part = |part: &model::plan::LinearPart| {
                     let bias = part.bias.map(|bias| self.vector(bias)).transpose()?;
@@ -500,6 +507,7 @@ impl Lower<'_> {
                     scale,
                     window,
                     chunked,
+                    spans: self.plan.sees_spans(window),
                     softcap,
                     sinks: sinks.map(|w| self.vector(w)).transpose()?,
                 })
@@ -542,7 +550,10 @@ impl Lower<'_> {
             },
             Op::Select { x, out } => OpStep::Select { x: view(x), out: view(out) },
             Op::Scale { x, scale } => OpStep::Scale { x: view(x), scale },
-            Op::ScaleBy { x, w } => OpStep::Scale { x: view(x), scale: self.vector(w)?[0] },
+            Op::ScaleBy { x, w } => match *self.vector(w)? {
+                [scale] => OpStep::Scale { x: view(x), scale },
+                ref scales => OpStep::ScaleEach { x: view(x), w: scales.to_vec() },
+            },
             Op::CausalConv { x, w, state, out } => {
                 let state = self.states.views[state.0 as usize];
                 OpStep::CausalConv(CausalConvStep::new(view(x), &self.vector(w)?, state, view(out)))

@@ -1,9 +1,11 @@
 //! Conversations: messages checked and brought into the form that chat templates read, then rendered and cut into
-//! tokens. Nothing in a message makes the server read a file or fetch an address: images and their kin are refused.
+//! tokens. Nothing in a message makes the server read a file or fetch an address: images come in the body
+//! ([`super::images`]), and where the model sees none, they and their kin are refused.
 
 use std::sync::Arc;
 
 use engine::formats::Tool;
+use engine::images::Pictures;
 use engine::template::{self, Chat};
 use serde_json::{Value, json};
 
@@ -11,6 +13,7 @@ use super::app::App;
 use super::body::whole_characters;
 use super::error::ApiError;
 use super::fields::{Kind, Object, Read};
+use super::images::Images;
 use super::limits::{MAX_PARTS, MAX_TOOLS};
 use super::tools::{self, Dialects, Offer};
 
@@ -29,12 +32,15 @@ pub struct Conversation {
     /// The beginning of the answer, put behind the prompt.
     pub prefill: Option<String>,
     pub no_generation_prompt: bool,
+    /// Images, whose marks are in the messages.
+    pub images: Images,
 }
 
 /// A rendered conversation.
 pub struct Prompt {
     pub text: String,
     pub tokens: Vec<u32>,
+    pub pictures: Option<Arc<Pictures>>,
 }
 
 /// Checks messages in OpenAI's form.
@@ -138,7 +144,7 @@ pub fn no_such_part(at: &str, kind: &str) -> ApiError {
     let kind: String = kind.chars().take(40).collect();
     ApiError::field(
         format!("{at}.type"),
-        format!("is {kind:?}: only text is supported, and the server opens no files or addresses"),
+        format!("is {kind:?}: this model reads text only, and the server opens no files or addresses"),
     )
 }
 
@@ -338,8 +344,8 @@ impl Conversation {
                 if fits {
                     shared.check_length(&text)?;
                 }
-                let tokens = App::encode_prompt(&shared.tokenizer, &text);
-                Ok(Prompt { text, tokens })
+                let (tokens, pictures) = self.images.encode(&shared, &text)?;
+                Ok(Prompt { text, tokens, pictures })
             })
             .await
     }

@@ -112,7 +112,8 @@ impl Local {
         let ServeArgs { chat_template_file, alias, max_queue, sampling, .. } = &args;
         let path = args.models().first().cloned();
         let setup = super::setup(&args, false)?;
-        let model = load::open(path.as_deref())?.with_template(chat_template_file.as_deref())?;
+        let model =
+            load::open(path.as_deref())?.with_template(chat_template_file.as_deref())?.seeing(&args.sight, &setup)?;
         let id = super::names(alias)?.0.unwrap_or_else(|| super::model_name(path.as_deref()));
         let session = load::start_with(model, &setup)?;
         let sampling = session.sampling(sampling)?;

@@ -8,6 +8,7 @@ mod chat;
 mod fleet;
 mod forms;
 mod hostile;
+mod images;
 mod load;
 mod names;
 mod ollama;
