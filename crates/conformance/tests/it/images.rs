@@ -2,7 +2,7 @@
 //!
 //! A fixture is a folder with `hf/`, `images/` and `golden.safetensors`: `pixel_values.IMAGE` and, of Qwen, the grid
 //! `grid_thw.IMAGE`, `features.IMAGE`, `deepstack_N.IMAGE`; `tokens.PROMPT`, `position_ids.PROMPT` and
-//! `logits.PROMPT`. `tests/data/README.md` says which images a prompt has.
+//! `logits.PROMPT`. `card.json` says which images a prompt has.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,8 +20,6 @@ use safetensors::SafeTensors;
 
 /// Fixtures in the tree, and next to the checkout.
 const MODELS: [&str; 3] = ["qwen3_vl_moe", "qwen3_5_moe", "gemma4"];
-/// Prompts and the images in them.
-const PROMPTS: [(&str, &[&str]); 2] = [("one", &["odd"]), ("two", &["grey", "dot"])];
 
 /// Error of features and logits over the standard deviation of the exact ones.
 const REFERENCE: f64 = 1e-5;
@@ -65,6 +63,16 @@ impl Model {
     fn image(&self, name: &str) -> Option<Image> {
         let file = ["png", "jpg"].map(|end| self.folder.join(format!("images/{name}.{end}")));
         Some(Image::decode(&std::fs::read(file.iter().find(|file| file.exists())?).unwrap()).unwrap())
+    }
+
+    /// Prompts and the images in them.
+    fn prompts(&self) -> Vec<(String, Vec<String>)> {
+        let card = std::fs::read(self.folder.join("card.json")).unwrap();
+        let card: serde_json::Value = serde_json::from_slice(&card).unwrap();
+        let images = |of: &serde_json::Value| {
+            of["images"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_string()).collect()
+        };
+        card["prompts"].as_object().unwrap().iter().map(|(name, of)| (name.clone(), images(of))).collect()
     }
 
     /// Names of the images whose pixels the golden file has.
@@ -171,7 +179,7 @@ fn features_are_the_original_encoders() {
 }
 
 /// A prompt with its images, ready for a program.
-fn prompt(model: &Model, encoder: &mut Encoder, name: &str, images: &[&str]) -> (Vec<u32>, Pictures) {
+fn prompt(model: &Model, encoder: &mut Encoder, name: &str, images: &[String]) -> (Vec<u32>, Pictures) {
     let tokens = model.u32s(&format!("tokens.{name}"));
     let features: Vec<Arc<Features>> =
         images.iter().map(|image| Arc::new(encoder.encode(&model.image(image).unwrap()).unwrap())).collect();
@@ -212,11 +220,11 @@ fn logits(model: &Model, backend: &dyn Backend, tokens: &[u32], pictures: &Pictu
 #[test]
 fn logits_are_the_original_models() {
     for model in models() {
-        for (name, images) in PROMPTS {
+        for (name, images) in model.prompts() {
             let Some(exact) = model.f32s(&format!("logits.{name}")) else { continue };
             for ((backend, row, tolerance), (_, of_encoder, _)) in backends().into_iter().zip(backends()) {
                 let mut encoder = model.encoder(of_encoder);
-                let (tokens, pictures) = prompt(&model, &mut encoder, name, images);
+                let (tokens, pictures) = prompt(&model, &mut encoder, &name, &images);
                 if model.vision.places == Places::Grid {
                     let ids = model.u32s(&format!("position_ids.{name}"));
                     let n = tokens.len();

@@ -2,7 +2,7 @@
 
 use std::io::Cursor;
 
-use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
+use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, Rgba, RgbaImage};
 
 use super::Error;
 
@@ -30,8 +30,8 @@ pub struct Image {
 }
 
 impl Image {
-    /// Decodes a PNG, JPEG, WebP or GIF file, of films the first frame, upright as its EXIF says. Transparency is
-    /// dropped, not blended, as the processors of models do.
+    /// Decodes a PNG, JPEG, WebP or GIF file, of films the first frame, upright as its EXIF says. What is
+    /// transparent shows white, as in the processors of models.
     ///
     /// # Errors
     /// The bytes are something else, broken, or more than [`MAX_PIXELS`]: these are not decoded.
@@ -57,14 +57,27 @@ impl Image {
         let orientation = decoder.orientation().map_err(failed)?;
         let mut image = DynamicImage::from_decoder(decoder).map_err(failed)?;
         image.apply_orientation(orientation);
-        let image = image.into_rgb8();
+        let (width, height) = (image.width() as usize, image.height() as usize);
+        let pixels = match image.color().has_alpha() {
+            true => on_white(&image.into_rgba8()),
+            false => image.into_rgb8().into_raw(),
+        };
         Ok(Image {
-            width: image.width() as usize,
-            height: image.height() as usize,
-            pixels: image.into_raw(),
+            width,
+            height,
+            pixels,
             hash: hash(bytes),
         })
     }
+}
+
+/// Pixels over white, in the f32 of torchvision's processors (`convert_to_rgb` in transformers).
+fn on_white(image: &RgbaImage) -> Vec<u8> {
+    let blend = |v: u8, alpha: u8| {
+        let (v, alpha) = (f32::from(v) / 255.0, f32::from(alpha) / 255.0);
+        ((v * alpha + (1.0 - alpha)) * 255.0).round_ties_even() as u8
+    };
+    image.pixels().flat_map(|&Rgba([r, g, b, alpha])| [r, g, b].map(|v| blend(v, alpha))).collect()
 }
 
 /// SHA-256 of a file.
@@ -80,7 +93,7 @@ pub(super) fn hash(bytes: &[u8]) -> Hash {
 #[cfg(test)]
 mod tests {
     use image::codecs::jpeg::JpegEncoder;
-    use image::{ImageEncoder, Rgb, RgbImage, RgbaImage};
+    use image::{ImageEncoder, Rgb, RgbImage};
 
     use super::*;
 
@@ -109,9 +122,11 @@ mod tests {
     }
 
     #[test]
-    fn transparency_is_dropped() {
-        let image = RgbaImage::from_pixel(1, 1, image::Rgba([1, 2, 3, 0]));
-        assert_eq!(Image::decode(&file(&image.into(), ImageFormat::Png)).unwrap().pixels, [1, 2, 3]);
+    fn transparency_shows_white() {
+        for (alpha, shown) in [(0, [255; 3]), (255, [1, 2, 3]), (51, [204, 204, 205])] {
+            let image = RgbaImage::from_pixel(1, 1, Rgba([1, 2, 3, alpha]));
+            assert_eq!(Image::decode(&file(&image.into(), ImageFormat::Png)).unwrap().pixels, shown, "{alpha}");
+        }
     }
 
     /// Orientation 6: the file is to be turned by a quarter.

@@ -138,7 +138,7 @@ impl Encoder {
     }
 }
 
-/// Limits of a program for images of so many patches.
+/// Limits of a program for images of up to `n_patches`.
 fn limits(n_patches: usize, n_merged: usize) -> Limits {
     Limits {
         max_tokens: n_patches,

@@ -1,5 +1,5 @@
 //! What a model sees: image files become pixels, pixels rows of patches, and an encoder's program makes features of
-//! them, which stand in the place of tokens. Knows no message and no request; opens no file and no address.
+//! them, which take the place of tokens. Knows no message and no request; opens no file and no address.
 
 mod decode;
 mod encoder;

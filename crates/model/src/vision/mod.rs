@@ -1,7 +1,7 @@
 //! Models that see: an encoder turns the patches of an image into features, rows that stand for embeddings in the text
 //! model's plan.
 //!
-//! An encoder is a plan of its own, one file a family, whose steps are whole images. [`Vision`] also says how an image
+//! An encoder is a separate plan, one file a family, whose steps are whole images. [`Vision`] also says how an image
 //! is cut into the rows that the encoder is given, and what tokens of images are in the text model. Reads no pixel.
 
 mod gemma4;
@@ -197,7 +197,7 @@ fn insert(plan: &mut Plan, at: usize, x: Buf, first: usize, mode: InputMode) {
     plan.layers.insert(at, layer);
 }
 
-/// Axes of `n` pairs in turn, height and width for as many pairs as their sections have, and time for the rest: the
+/// Axes of `n` pairs, alternating: height and width for as many pairs as their sections have, and time for the rest: the
 /// interleaved form of Qwen3-VL (`apply_interleaved_mrope` in its code).
 fn interleaved(n: usize, [_, height, width]: [usize; N_AXES]) -> Vec<u8> {
     let axis = |i: usize| match i % 3 {

@@ -75,7 +75,7 @@ pub fn start(model: Model, args: &EngineArgs, draft: DraftArgs) -> Result<Sessio
 /// Starts an engine.
 pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
     let model = model.drafting(setup.draft.draft)?;
-    let setup = &setup.beside(model.sight.as_ref())?;
+    let setup = &setup.with_encoder(model.sight.as_ref())?;
     let prepared = setup.prepare(&model.checkpoint, model.plan.clone())?;
     start_prepared(model, setup, prepared)
 }

@@ -77,7 +77,7 @@ impl EngineSetup {
     ///
     /// # Errors
     /// As [`Sight::footprint`].
-    pub(super) fn beside(&self, sight: Option<&Sight>) -> Result<EngineSetup> {
+    pub(super) fn with_encoder(&self, sight: Option<&Sight>) -> Result<EngineSetup> {
         let bytes = match (sight, self.step.memory) {
             (Some(sight), Some(_)) => sight.footprint(self)?,
             _ => 0,

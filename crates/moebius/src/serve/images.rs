@@ -74,7 +74,7 @@ impl Images {
         self.files.is_empty()
     }
 
-    /// A message, or a part with parts of its own.
+    /// A message, or a part that has parts.
     fn message(&mut self, at: &str, message: &mut Value, depth: usize) -> Result<(), ApiError> {
         let Some(message) = message.as_object_mut() else { return Ok(()) };
         // Ollama's messages have them in a list by themselves.
