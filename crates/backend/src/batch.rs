@@ -1,5 +1,9 @@
 //! What a step computes: any mix of prefill chunks and decode tokens of several sequences.
 
+use std::ops::Range;
+
+use model::plan::{N_AXES, Plan};
+
 use crate::{Kinds, Limits, StepError};
 
 /// Positions in a cache page. Attention's tiles are pages, so this number is part of the CPU law.
@@ -28,6 +32,63 @@ pub struct Batch {
     /// ([`model::plan::DraftHead`]), and a step without any the model. A token is at the position of its hidden
     /// state. The step touches no recurrent state and has no drafts itself.
     pub hidden: Vec<f32>,
+    /// Rows in place of embeddings, of the tokens of images.
+    pub given: GivenRows,
+}
+
+/// Rows that a step is given ([`model::plan::Op::Input`]), and what their tokens differ by from tokens of text: their
+/// positions in rotary embeddings, and what they see.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GivenRows {
+    /// The rows, `[G, d_input]`.
+    pub rows: Vec<f32>,
+    /// Their tokens (indices into [`Batch::tokens`], strictly ascending), `[G]`.
+    pub tokens: Vec<u32>,
+    /// Positions of all tokens of the step in rotary embeddings, `[T]`; empty where they are those in the sequence.
+    pub places: Vec<[u32; N_AXES]>,
+    /// Tokens that see later ones of the same span, where layers heed spans ([`model::plan::Plan::sees_spans`]): ranges
+    /// of indices into [`Batch::tokens`], ascending, each within a chunk.
+    pub spans: Vec<Range<u32>>,
+}
+
+impl GivenRows {
+    /// Whether the step is one of text alone.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.tokens.is_empty() && self.places.is_empty() && self.spans.is_empty()
+    }
+
+    /// Empties it and keeps its memory.
+    pub fn clear(&mut self) {
+        self.rows.clear();
+        self.tokens.clear();
+        self.places.clear();
+        self.spans.clear();
+    }
+}
+
+/// What a program takes besides tokens of text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Takes {
+    /// Width of the hidden states of its draft head ([`Batch::hidden`]).
+    pub d_hidden: Option<usize>,
+    /// Width of the rows that it can be given ([`Batch::given`]).
+    pub d_input: Option<usize>,
+    /// Every token has such a row: the program is an image encoder.
+    pub is_encoder: bool,
+    /// Rows from each of [`Batch::rows`] on that the step merges.
+    pub n_merged: usize,
+}
+
+impl Takes {
+    /// What programs of a plan take.
+    pub fn of(plan: &Plan) -> Takes {
+        Takes {
+            d_hidden: plan.draft.as_ref().map(|_| plan.d_model),
+            d_input: plan.d_input(),
+            is_encoder: plan.is_encoder(),
+            n_merged: plan.n_merged(),
+        }
+    }
 }
 
 /// What a step returns of a row, besides its hidden state, which is always returned.
@@ -175,6 +236,7 @@ impl Batch {
         self.listed.clear();
         self.masks.clear();
         self.hidden.clear();
+        self.given.clear();
     }
 
     /// Whether the step runs the draft head.
@@ -184,8 +246,12 @@ impl Batch {
 
     /// Copies another batch and keeps the memory of this one.
     pub fn copy_from(&mut self, other: &Batch) {
-        let Batch { tokens, chunks, pages, window_pages, rows, asks, listed, masks, hidden } = self;
+        let Batch { tokens, chunks, pages, window_pages, rows, asks, listed, masks, hidden, given } = self;
         hidden.clone_from(&other.hidden);
+        given.rows.clone_from(&other.given.rows);
+        given.tokens.clone_from(&other.given.tokens);
+        given.places.clone_from(&other.given.places);
+        given.spans.clone_from(&other.given.spans);
         tokens.clone_from(&other.tokens);
         chunks.clone_from(&other.chunks);
         pages.clone_from(&other.pages);
@@ -232,6 +298,14 @@ impl Batch {
         self.asks.resize(self.rows.len(), Ask::Logits);
     }
 
+    /// Position of every token in rotary embeddings.
+    pub fn places(&self) -> impl Iterator<Item = [u32; N_AXES]> + '_ {
+        let own = self.given.places.iter().copied();
+        let is_said = !self.given.places.is_empty();
+        let plain = self.chunks.iter().filter(move |_| !is_said).flat_map(|c| c.pos..c.pos + c.len);
+        own.chain(plain.map(|pos| [pos; N_AXES]))
+    }
+
     /// The page of a block of the chunk's sequence, in the caches with a window or in the others. The batch is checked,
     /// and the chunk's tokens attend to the block.
     pub fn page(&self, c: &Chunk, windowed: bool, block: usize) -> u32 {
@@ -274,23 +348,17 @@ impl Batch {
     /// # Errors
     /// [`StepError::TokenId`] for an id outside the vocabulary, [`StepError::Batch`] for anything else that is invalid.
     pub fn check(&self, limits: Limits, kinds: Kinds, n_vocab: usize) -> Result<(), StepError> {
-        self.check_drafting(limits, kinds, n_vocab, None)
+        self.check_with(limits, kinds, n_vocab, Takes::default())
     }
 
-    /// As [`Batch::check`], for a program with a draft head that is given rows of `d_model`.
+    /// As [`Batch::check`], for a program that takes more than tokens of text.
     ///
     /// # Errors
     /// As [`Batch::check`].
-    pub fn check_drafting(
-        &self,
-        limits: Limits,
-        kinds: Kinds,
-        n_vocab: usize,
-        d_model: Option<usize>,
-    ) -> Result<(), StepError> {
+    pub fn check_with(&self, limits: Limits, kinds: Kinds, n_vocab: usize, takes: Takes) -> Result<(), StepError> {
         let bad = |why: String| Err(StepError::Batch(why));
         let kinds = Kinds { state: kinds.state && !self.is_draft(), ..kinds };
-        match d_model {
+        match takes.d_hidden {
             _ if !self.is_draft() => {}
             None => return bad("the batch has hidden states, and the program no draft head".into()),
             Some(d) if Some(self.hidden.len()) != self.tokens.len().checked_mul(d) => {
@@ -351,12 +419,53 @@ impl Batch {
             return bad("the requested rows are not ascending token indices".into());
         }
         self.check_asks(n_vocab)?;
+        self.check_given(takes)?;
         // Two sequences writing one page would race, and each would attend to the other's positions.
         if let Some((page, a, b)) = self.written_twice(false) {
             return bad(format!("page {page} is written at two places, by chunks {a} and {b}"));
         }
         match kinds.window.and_then(|_| self.written_twice(true)) {
             Some((page, a, b)) => bad(format!("window page {page} is written at two places, by chunks {a} and {b}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks rows that are given, positions and spans.
+    fn check_given(&self, takes: Takes) -> Result<(), StepError> {
+        let bad = |why: String| Err(StepError::Batch(why));
+        let GivenRows { rows, tokens, places, spans } = &self.given;
+        let n_tokens = self.tokens.len();
+        if takes.is_encoder && tokens.len() != n_tokens {
+            return bad(format!("{} of {n_tokens} patches have rows", tokens.len()));
+        }
+        let n_merged = takes.n_merged.max(1);
+        if self.rows.last().is_some_and(|&r| n_tokens - (r as usize) < n_merged) {
+            return bad(format!("the last row to return is not followed by the {n_merged} that are merged"));
+        }
+        if self.given.is_empty() {
+            return Ok(());
+        }
+        let Some(d_input) = takes.d_input.filter(|_| !self.is_draft()) else {
+            return bad("the batch has rows of images, and the program takes none".into());
+        };
+        if tokens.len().checked_mul(d_input) != Some(rows.len()) {
+            return bad(format!("{} rows of images of {d_input} numbers have {}", tokens.len(), rows.len()));
+        }
+        let is_ascending = tokens.windows(2).all(|w| w[0] < w[1]);
+        if !is_ascending || tokens.last().is_some_and(|&t| t as usize >= n_tokens) {
+            return bad("the tokens of images are not ascending token indices".into());
+        }
+        if !places.is_empty() && places.len() != n_tokens {
+            return bad(format!("{n_tokens} tokens have {} positions", places.len()));
+        }
+        let in_chunk = |span: &Range<u32>| {
+            let at = self.chunks.partition_point(|c| c.first + c.len <= span.start);
+            self.chunks.get(at).is_some_and(|c| c.first <= span.start && span.end <= c.first + c.len)
+        };
+        let is_apart = spans.windows(2).all(|w| w[0].end <= w[1].start);
+        match spans.iter().find(|span| span.is_empty() || !in_chunk(span)) {
+            Some(span) => bad(format!("tokens {span:?} that see each other are not of one chunk")),
+            None if !is_apart => bad("the spans of tokens that see each other are not ascending".into()),
             None => Ok(()),
         }
     }

@@ -27,7 +27,7 @@ use checkpoint::Checkpoint;
 use model::plan::{Plan, ValidPlan, Weight};
 use sys::arena::OutOfMemory;
 
-pub use batch::{Ask, Batch, Chunk, Masks, PAGE, Tables};
+pub use batch::{Ask, Batch, Chunk, GivenRows, Masks, PAGE, Tables, Takes};
 pub use cache_type::{CacheType, KvType};
 pub use experts::StreamStats;
 pub use footprint::{Footprint, Part};
@@ -207,6 +207,12 @@ pub trait Program: Send {
     /// Width of the hidden states that steps of the draft head are given ([`Batch::hidden`]); `None` where the program
     /// has no draft head.
     fn draft_width(&self) -> Option<usize> {
+        None
+    }
+
+    /// Width of the rows that steps can be given in place of embeddings ([`Batch::given`]); `None` where the program
+    /// takes none.
+    fn d_input(&self) -> Option<usize> {
         None
     }
 

@@ -140,6 +140,9 @@ pub fn rows() -> Vec<Row> {
     chosen(rows)
 }
 
+/// Ops of models that see, which GPUs refuse.
+const OF_IMAGES: &[&str] = &["input", "add_bias", "gelu"];
+
 /// Caches of blocks.
 pub const BLOCKS: [CacheType; 3] =
     [CacheType::Q8_0, CacheType { k: KvType::Q8_0, v: KvType::F32 }, CacheType { k: KvType::F16, v: KvType::Q8_0 }];
@@ -200,7 +203,7 @@ fn cuda_rows() -> Vec<Row> {
             logits,
             model: None,
             cut: 3e-2,
-            not_yet: &[],
+            not_yet: OF_IMAGES,
             tokens: usize::MAX,
             is_simulated: false,
         })
@@ -299,7 +302,7 @@ pub fn metal_rows() -> Vec<Row> {
             logits: None,
             model: Some(2e-5),
             cut: 2e-5,
-            not_yet: &[],
+            not_yet: OF_IMAGES,
             tokens: if wide() { usize::MAX } else { 40 },
             is_simulated: true,
         })

@@ -329,6 +329,7 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
             factor: 1.1,
             growth: None,
             pairing: s.pairing,
+            axes: Vec::new(),
         }],
         ..Plan::new("random", N_VOCAB, s.d_model, 1 << 20)
     };

@@ -11,6 +11,8 @@ use checkpoint::Checkpoint;
 use model::plan::{Plan, ValidPlan};
 use std::sync::atomic::AtomicBool;
 
+use crate::Random;
+
 /// Maximum number of drafts in a chunk.
 pub const MAX_DRAFT: usize = 5;
 
@@ -103,7 +105,20 @@ impl Session {
             self.push(s, tokens, tokens.len(), &wanted);
             self.n_past[s] += tokens.len();
         }
+        if let Some(d_input) = self.program.d_input() {
+            self.give(d_input);
+        }
         self.program.step(&self.batch)
+    }
+
+    /// Gives two of three tokens a row, whose numbers follow from the token.
+    fn give(&mut self, d_input: usize) {
+        let Batch { tokens, given, .. } = &mut self.batch;
+        for (t, &token) in tokens.iter().enumerate().filter(|(t, _)| t % 3 > 0) {
+            let mut random = Random((u64::from(token) << 20 | t as u64) * 2 + 1);
+            given.tokens.push(t as u32);
+            given.rows.extend((0..d_input).map(|_| random.float()));
+        }
     }
 
     /// Runs one step of `(sequence, tokens, drafts)`, commits the drafts that are to be accepted, and returns the

@@ -32,7 +32,7 @@ use backend::experts::source::Source;
 use backend::inputs::Inputs;
 use backend::residency::Residencies;
 use backend::routing::RoutingTrace;
-use backend::{Batch, CacheType, CompileError, Kinds, Limits, Picks, weights};
+use backend::{Batch, CacheType, CompileError, Kinds, Limits, Picks, Takes, weights};
 use quant::act::ActKind;
 use sys::arena::{Arena, zeroed};
 
@@ -106,6 +106,7 @@ pub fn compile(
         hidden,
         draft,
         n_vocab: plan.n_vocab,
+        takes: Takes::of(plan),
         limits,
         kinds,
         kernels: Kernels::new(isa),
@@ -253,6 +254,9 @@ impl Needs {
                     }
                 }
                 Op::Embed { .. }
+                | Op::Input { .. }
+                | Op::AddBias { .. }
+                | Op::Gelu { .. }
                 | Op::RmsNorm { .. }
                 | Op::Center { .. }
                 | Op::HeadNorm { .. }
@@ -459,6 +463,9 @@ impl Lower<'_> {
         let view = |buf| self.view(buf);
         Ok(match *op {
             Op::Embed { table, scale, out } => OpStep::Embed { table: self.mat(table)?, scale, out: view(out) },
+            Op::Input { x, first, mode } => OpStep::Input { x: view(x), first, mode },
+            Op::AddBias { x, w } => OpStep::AddBias { x: view(x), w: self.vector(w)? },
+            Op::Gelu { x, form } => OpStep::Gelu { x: view(x), form },
             Op::Linear { x, ref parts } => {
                 let part = |part: &model::plan::LinearPart| {
                     let bias = part.bias.map(|bias| self.vector(bias)).transpose()?;
@@ -501,6 +508,7 @@ impl Lower<'_> {
                     scale,
                     window,
                     chunked,
+                    spans: self.plan.sees_spans(window),
                     softcap,
                     sinks: sinks.map(|w| self.vector(w)).transpose()?,
                 })
@@ -543,7 +551,10 @@ impl Lower<'_> {
             },
             Op::Select { x, out } => OpStep::Select { x: view(x), out: view(out) },
             Op::Scale { x, scale } => OpStep::Scale { x: view(x), scale },
-            Op::ScaleBy { x, w } => OpStep::Scale { x: view(x), scale: self.vector(w)?[0] },
+            Op::ScaleBy { x, w } => match *self.vector(w)? {
+                [scale] => OpStep::Scale { x: view(x), scale },
+                ref scales => OpStep::ScaleEach { x: view(x), w: scales.to_vec() },
+            },
             Op::CausalConv { x, w, bias, silu, state, out } => OpStep::CausalConv(CausalConvStep {
                 x: view(x),
                 w: CausalConvStep::by_tap(&self.vector(w)?, self.plan.buf(x).width),

@@ -85,6 +85,12 @@ pub fn gelu_tanh<F: Float>(x: F) -> F {
     x.div(exp(u).add(F::splat(1.0)))
 }
 
+/// `x · Φ(x)` by the error function, in f64: `libm` gives the same bits everywhere.
+pub fn gelu_erf(x: f32) -> f32 {
+    let x = f64::from(x);
+    (x * 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2)) as f32
+}
+
 /// `g' · σ(alpha · g') · (u' + 1)`, both cut off at `limit`; NaN in either stays NaN.
 #[inline(always)]
 pub fn clamped_swiglu<F: Float>(g: F, u: F, alpha: f32, limit: f32) -> F {

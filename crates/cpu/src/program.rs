@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use checkpoint::Checkpoint;
-use model::plan::{Buf, Gate, GateFactor, Rows};
+use model::plan::{Buf, Gate, GateFactor, Gelu, InputMode, N_AXES, Rows};
 use quant::{Planes, WeightType};
 
 use super::isa::CheckedIsa;
@@ -36,7 +36,7 @@ use backend::inputs::{self, Inputs};
 use backend::routing::RoutingTrace;
 use backend::{
     Batch, Cause, Drafts, Failure, Fault, InputSums, InputTrace, Kinds, Limits, OpTime, Output, Picks, Piece,
-    PieceBytes, Profile, Program, RouterInfo, Save, StepError, StreamStats, SumInputs,
+    PieceBytes, Profile, Program, RouterInfo, Save, StepError, StreamStats, SumInputs, Takes,
 };
 use sys::arena::Arena;
 
@@ -110,6 +110,9 @@ pub struct NormStep {
 /// An op of the plan with its buffers and weights resolved.
 pub enum OpStep {
     Embed { table: Mat, scale: f32, out: View },
+    Input { x: View, first: usize, mode: InputMode },
+    AddBias { x: View, w: Vec<f32> },
+    Gelu { x: View, form: Gelu },
     Linear { x: View, parts: Vec<PartStep> },
     GatedLinear { x: View, gate: Mat, up: Mat, act: Gate, out: View, spare: Option<View> },
     Center { x: View, out: View },
@@ -131,6 +134,7 @@ pub enum OpStep {
     Combine { x: View, add: bool, y: View, weights: View, norm: Option<NormStep> },
     Select { x: View, out: View },
     Scale { x: View, scale: f32 },
+    ScaleEach { x: View, w: Vec<f32> },
     Softcap { x: View, cap: f32 },
     GateBy { x: View, gate: View, factor: GateFactor },
     DecayBeta(DecayBetaStep),
@@ -154,6 +158,10 @@ pub struct QueryTile {
 pub struct StepTokens {
     /// Position of each token.
     pub pos: Vec<u32>,
+    /// Position of each in rotary embeddings.
+    pub places: Vec<[u32; N_AXES]>,
+    /// Position after the last that each sees: of its span, or its own.
+    pub ends: Vec<u32>,
     /// Chunk of each token.
     pub chunk_of: Vec<u32>,
     /// Query tiles in order.
@@ -168,13 +176,15 @@ pub struct StepTokens {
 impl StepTokens {
     /// Bytes that [`StepTokens::new`] allocates.
     pub fn bytes(max_tokens: usize) -> usize {
-        max_tokens.saturating_mul(2 * size_of::<u32>() + size_of::<QueryTile>() + size_of::<AtomicU32>())
+        max_tokens.saturating_mul((3 + N_AXES) * size_of::<u32>() + size_of::<QueryTile>() + size_of::<AtomicU32>())
     }
 
     /// For steps of up to `max_tokens` tokens.
     pub fn new(max_tokens: usize, tile_tokens: usize) -> StepTokens {
         StepTokens {
             pos: Vec::with_capacity(max_tokens),
+            places: Vec::with_capacity(max_tokens),
+            ends: Vec::with_capacity(max_tokens),
             chunk_of: Vec::with_capacity(max_tokens),
             tiles: Vec::with_capacity(max_tokens),
             tile_tokens,
@@ -195,6 +205,14 @@ impl StepTokens {
                 let len = (c.len - first).min(self.tile_tokens as u32);
                 self.tiles.push(QueryTile { first: c.first + first, len, pos: c.pos + first, chunk: i as u32 });
             }
+        }
+        self.places.clear();
+        self.places.extend(batch.places());
+        self.ends.clear();
+        self.ends.extend(self.pos.iter().map(|pos| pos + 1));
+        for span in &batch.given.spans {
+            let last = self.ends[span.end as usize - 1];
+            self.ends[span.start as usize..span.end as usize].fill(last);
         }
         self.fault_layer[..self.pos.len()].iter().for_each(|f| f.store(u32::MAX, Relaxed));
     }
@@ -269,6 +287,7 @@ pub struct CpuProgram {
     pub hidden: Option<View>,
     pub draft: Option<DraftSteps>,
     pub n_vocab: usize,
+    pub takes: Takes,
     pub limits: Limits,
     pub kinds: Kinds,
     pub pool: Pool,
@@ -339,7 +358,7 @@ impl Program for CpuProgram {
 
     /// The threads compute in [`Program::wait`]: the caller is one of them.
     fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
-        batch.check_drafting(self.limits, self.kinds, self.n_vocab, self.draft_width())?;
+        batch.check_with(self.limits, self.kinds, self.n_vocab, self.takes)?;
         if !batch.is_draft() {
             self.states.check(batch)?;
         }
@@ -368,7 +387,7 @@ impl Program for CpuProgram {
             }
         }
         for rope in &mut self.ropes {
-            rope.fill(&mut self.pool, &self.step.pos);
+            rope.fill(&mut self.pool, &self.step.places);
         }
         let mut run = Run {
             pool: &mut self.pool,
@@ -431,6 +450,10 @@ impl Program for CpuProgram {
 
     fn draft_width(&self) -> Option<usize> {
         self.draft.as_ref().map(|draft| draft.d_model)
+    }
+
+    fn d_input(&self) -> Option<usize> {
+        self.takes.d_input
     }
 
     fn routers(&self) -> &[RouterInfo] {
@@ -572,6 +595,9 @@ impl Run<'_> {
     fn op(&mut self, op: &OpStep, caches: &[CacheView], ropes: &[RopeTable]) -> Result<(), Failure> {
         match *op {
             OpStep::Embed { ref table, scale, out } => embed::embed(self, table, scale, out),
+            OpStep::Input { x, first, mode } => embed::input(self, x, first, mode),
+            OpStep::AddBias { x, ref w } => elementwise::add_bias(self, x, w),
+            OpStep::Gelu { x, form } => elementwise::gelu(self, x, form),
             OpStep::Linear { x, ref parts } => linear::linear(self, x, parts),
             OpStep::GatedLinear { x, ref gate, ref up, act, out, spare } => {
                 linear::gated_linear(self, x, gate, up, act, out, spare)
@@ -611,6 +637,7 @@ impl Run<'_> {
             }
             OpStep::Select { x, out } => embed::select(self, x, out),
             OpStep::Scale { x, scale } => elementwise::scale(self, x, scale),
+            OpStep::ScaleEach { x, ref w } => elementwise::scale_each(self, x, w),
             OpStep::Softcap { x, cap } => elementwise::softcap(self, x, cap),
             OpStep::GateBy { x, gate, factor } => elementwise::gate_by(self, x, gate, factor),
             OpStep::DecayBeta(ref step) => decay_beta::decay_beta(self, step),

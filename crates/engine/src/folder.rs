@@ -98,6 +98,15 @@ impl Config {
     }
 }
 
+/// Returns a file of settings as JSON: its name in messages and its values, none where there is no such file.
+///
+/// # Errors
+/// When it cannot be read or is no object.
+pub(crate) fn values(checkpoint: &Checkpoint, name: &str) -> Result<(String, Map<String, Value>), Error> {
+    let Config { name, values } = Config::open(checkpoint, name)?;
+    Ok((name, values))
+}
+
 fn bounded(file: &SideFile) -> Result<&str, Error> {
     let text = file.text();
     match text.len() > MAX_BYTES {

@@ -28,6 +28,7 @@ mod fixtures;
 pub mod folder;
 pub mod formats;
 pub mod grammar;
+pub mod images;
 pub mod sampler;
 pub mod scheduler;
 pub mod template;

@@ -27,6 +27,7 @@ mod error;
 pub mod names;
 pub mod plan;
 pub mod rope;
+pub mod vision;
 
 pub use error::Error;
 

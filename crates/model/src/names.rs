@@ -97,6 +97,9 @@ const OTHER_MODALITIES: &[&str] = &[
     "embed_audio.",
 ];
 
+/// In front of the modules of an image encoder.
+const ENCODER_ROOTS: &[&str] = &["model.visual.", "visual.", "model.vision_tower.", "vision_tower.", "model.", ""];
+
 /// The tensors of a checkpoint under GGUF's names.
 #[derive(Clone, Copy)]
 pub struct Names<'a> {
@@ -213,8 +216,29 @@ impl<'a> Names<'a> {
         }
     }
 
+    /// Returns the place of a tensor of an image encoder, `v.blk.0.attn_qkv.weight` or `mm.0.weight`. `#` in an alias is
+    /// the number after `blk` or `deepstack`.
+    fn encoder_place(&self, name: &str) -> Option<Place> {
+        let (stem, suffix) = name.rsplit_once('.').unwrap_or((name, ""));
+        let numbered = ["v.blk.", "v.deepstack."].iter().find_map(|start| Some((start, stem.strip_prefix(start)?)));
+        let (stem, number) = match numbered.and_then(|(start, rest)| Some((start, rest.split_once('.')?))) {
+            Some((start, (number, rest))) => (format!("{start}#.{rest}"), number),
+            None => (stem.to_string(), ""),
+        };
+        let aliases = self.own.iter().filter(|(of, _)| *of == stem || *of == name).flat_map(|&(of, aliases)| {
+            let end = if of == name || suffix.is_empty() { String::new() } else { format!(".{suffix}") };
+            aliases.iter().map(move |alias| format!("{}{end}", alias.replace('#', number)))
+        });
+        let found = aliases.flat_map(|module| ENCODER_ROOTS.iter().map(move |root| format!("{root}{module}")));
+        let mut found = std::iter::once(name.to_string()).chain(found);
+        found.find(|tensor| self.checkpoint.has(tensor)).map(|tensor| Place { tensor, piece: (0, 1) })
+    }
+
     /// Returns the first place in the checkpoint that a name may mean.
     fn place(&self, name: &str) -> Option<Place> {
+        if name.starts_with("v.") || name.starts_with("mm.") {
+            return self.encoder_place(name);
+        }
         let is_there = |place: &Place| self.checkpoint.has(&place.tensor.replace('*', "0"));
         let (layer, rest) = match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
             Some((layer, rest)) => (Some(layer), rest),
@@ -256,6 +280,12 @@ impl<'a> Names<'a> {
             || name.contains(".mtp_")
             || name.ends_with("rotary_emb.inv_freq")
             || OTHER_MODALITIES.iter().any(|part| name.contains(part))
+    }
+
+    /// Returns whether the tensor is of an image encoder, or of what brings its features to the width of the text model.
+    pub fn is_of_encoder(name: &str) -> bool {
+        const PARTS: [&str; 3] = ["visual.", "vision_tower.", "embed_vision."];
+        name.starts_with("v.") || name.starts_with("mm.") || PARTS.iter().any(|part| name.contains(part))
     }
 
     /// Returns the layer that a tensor of any kind of file belongs to.

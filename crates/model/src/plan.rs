@@ -176,6 +176,8 @@ pub enum Read {
     OnePlus,
     /// `-exp(w)`: decay rates that are stored as logarithms.
     NegExp,
+    /// `-w`: means that are taken away.
+    Neg,
 }
 
 impl Read {
@@ -184,6 +186,7 @@ impl Read {
         match self {
             Read::Plain => {}
             Read::OnePlus => values.iter_mut().for_each(|v| *v += 1.0),
+            Read::Neg => values.iter_mut().for_each(|v| *v = -*v),
             Read::NegExp => values.iter_mut().for_each(|v| *v = -libm::exp(f64::from(*v)) as f32),
         }
     }
@@ -226,7 +229,8 @@ pub enum RopePairing {
     Interleaved,
 }
 
-/// A rotary embedding: the angle of pair `i` at position `p` is `p · inv_freq[i]`.
+/// A rotary embedding: the angle of pair `i` at position `p` is `p · inv_freq[i]`. Tokens of images have a position on
+/// several axes (time, height and width), and each pair turns with one of them.
 ///
 /// All scaling variants (linear, Llama 3, YaRN) end in the table and the factor, so that a backend knows one form. With
 /// frequencies of 0 it turns nothing and only applies its factor and growth.
@@ -240,7 +244,12 @@ pub struct RopeDecl {
     pub growth: Option<Growth>,
     /// Pairing.
     pub pairing: RopePairing,
+    /// The axis of each pair, `[rotary / 2]`; empty where all turn with the first.
+    pub axes: Vec<u8>,
 }
+
+/// Number of axes of a position.
+pub const N_AXES: usize = 3;
 
 /// Rotary embeddings that replace a plan's own in longer contexts (LongRoPE). A sequence cannot change them on its way,
 /// since the keys in its cache are rotated: the context that a program is compiled for decides.
@@ -338,6 +347,26 @@ pub enum Gate {
         /// Limit of the activated gate and of up.
         limit: f32,
     },
+}
+
+/// What the rows that a step is given do to a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InputMode {
+    /// Every token has such a row, and it is written: the patches of an image.
+    All,
+    /// They replace the rows of their tokens: features in place of embeddings.
+    Replace,
+    /// They are added to the rows of their tokens (DeepStack, arXiv 2406.04334).
+    Add,
+}
+
+/// The Gaussian error linear unit, `x · Φ(x)` (arXiv 1606.08415).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gelu {
+    /// By the error function.
+    Erf,
+    /// Its approximation by tanh.
+    Tanh,
 }
 
 /// The factor that a number of a gate becomes.
@@ -492,6 +521,36 @@ impl Plan {
     /// Declaration of a buffer of this plan.
     pub fn buf(&self, buf: Buf) -> &BufDecl {
         &self.bufs[buf.0 as usize]
+    }
+
+    /// Numbers in a row that a step can be given ([`Op::Input`]); `None` where the plan takes none.
+    pub fn d_input(&self) -> Option<usize> {
+        let end = |op: &Op| match *op {
+            Op::Input { x, first, .. } => Some(first.saturating_add(self.buf(x).width)),
+            _ => None,
+        };
+        self.ops.iter().filter_map(end).max()
+    }
+
+    /// Whether it computes the features of an image: all its rows are given, and a step is one image or several whole
+    /// ones.
+    pub fn is_encoder(&self) -> bool {
+        self.ops.iter().any(|op| matches!(op, Op::Input { mode: InputMode::All, .. }))
+    }
+
+    /// Whether attention with this window sees the later tokens of a span. Layers without a window stay causal in models
+    /// of text (Gemma 4).
+    pub fn sees_spans(&self, window: Option<usize>) -> bool {
+        window.is_some() || self.is_encoder()
+    }
+
+    /// Rows that follow each other in one row of a [`Op::Select`], the most of them; 1 in models of text.
+    pub fn n_merged(&self) -> usize {
+        let merged = |op: &Op| match *op {
+            Op::Select { x, out } => Some(self.buf(out).width / self.buf(x).width),
+            _ => None,
+        };
+        self.ops.iter().filter_map(merged).max().unwrap_or(1)
     }
 
     /// Returns whether it has routed experts.

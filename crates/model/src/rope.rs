@@ -88,7 +88,7 @@ pub fn table(rotary: usize, base: f64, divisors: Option<&[f32]>, scaling: Scalin
             (plain.map(stretch).collect(), 1.0)
         }
     };
-    RopeDecl { inv_freq, factor: factor as f32, growth: None, pairing }
+    RopeDecl { inv_freq, factor: factor as f32, growth: None, pairing, axes: Vec::new() }
 }
 
 /// Returns a rotary embedding that turns nothing and scales heads of `d_head` numbers by the position; `None` where
@@ -96,7 +96,13 @@ pub fn table(rotary: usize, base: f64, divisors: Option<&[f32]>, scaling: Scalin
 pub fn growing(growth: Growth, d_head: usize) -> Option<RopeDecl> {
     let inv_freq = vec![0.0; d_head / 2];
     let is_whole = d_head > 0 && d_head.is_multiple_of(2);
-    is_whole.then_some(RopeDecl { inv_freq, factor: 1.0, growth: Some(growth), pairing: RopePairing::Half })
+    is_whole.then_some(RopeDecl {
+        inv_freq,
+        factor: 1.0,
+        growth: Some(growth),
+        pairing: RopePairing::Half,
+        axes: Vec::new(),
+    })
 }
 
 /// Returns LongRoPE's factor on cosine and sine for a context that was stretched from `n_ctx_orig`.

@@ -23,6 +23,15 @@ pub fn text(path: &Path) -> Result<String> {
     limited(File::open(path).with_context(name)?, MAX_TEXT_BYTES).with_context(name)
 }
 
+/// Returns the bytes of a file that a user names.
+///
+/// # Errors
+/// It cannot be read, or is longer.
+pub fn bytes_up_to(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
+    let name = || format!("failed to read {}", path.display());
+    limited_bytes(File::open(path).with_context(name)?, max_bytes).with_context(name)
+}
+
 /// Returns a short file that a user names, such as one of keys. A pipe may be one, but does not hold the program up for long.
 ///
 /// # Errors

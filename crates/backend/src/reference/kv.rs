@@ -22,6 +22,8 @@ pub struct Scores {
     /// The window begins at a multiple of its length.
     pub chunked: bool,
     pub softcap: Option<f32>,
+    /// Whether tokens see the later ones of their span.
+    pub spans: bool,
     /// `[n_head]`.
     pub sinks: Option<Vec<f32>>,
 }
@@ -53,7 +55,8 @@ impl Kv {
         }
     }
 
-    /// `softmax(q·kᵀ·scale)·v` over the positions each token sees; `[T, n_head · d_v]`.
+    /// `softmax(q·kᵀ·scale)·v` over the positions each token sees; `[T, n_head · d_v]`. A token of a span also sees
+    /// the later ones of it, where such are seen.
     pub fn attention(&self, batch: &Batch, q: &[f32], params: Scores) -> Vec<f32> {
         let CacheDecl { n_kv, d_k, d_v, v_in_k, .. } = self.decl;
         let (values, v_stride) = if v_in_k { (&self.k, d_k) } else { (&self.v, d_v) };
@@ -63,7 +66,10 @@ impl Kv {
                 Some(chunk) if params.chunked => pos - pos % chunk,
                 window => window.map_or(0, |window| (pos + 1).saturating_sub(window)),
             };
-            let slots: Vec<usize> = (first..=pos).map(|p| self.slot(batch, chunk, p)).collect();
+            let mut spans = batch.given.spans.iter().filter(|_| params.spans);
+            let span = spans.find(|span| span.contains(&(token as u32)));
+            let end = span.map_or(pos + 1, |span| (chunk.pos + span.end - chunk.first) as usize);
+            let slots: Vec<usize> = (first..end).map(|p| self.slot(batch, chunk, p)).collect();
             for head in 0..params.n_head {
                 let kv_head = head / (params.n_head / n_kv);
                 let q = &q[(token * params.n_head + head) * d_k..][..d_k];

@@ -12,14 +12,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::{Access, Buf, Elem, LinearPart, Norm, Op, Rows, State, ValidPlan, Weight};
+use model::plan::{Access, Buf, Elem, InputMode, LinearPart, Norm, Op, Rows, State, ValidPlan, Weight};
 
 use crate::drafts::Uncommitted;
 use crate::residency::Residency;
 use crate::routing::RoutingTrace;
 use crate::{
     Backend, Batch, CacheType, Cause, Chunk, CompileError, Drafts, Failure, Fault, Footprint, Kinds, Limits, Output,
-    PAGE, Part, Picks, Profile, Program, RouterInfo, Save, StepError, StreamStats, SumInputs, weights,
+    PAGE, Part, Picks, Profile, Program, RouterInfo, Save, StepError, StreamStats, SumInputs, Takes, weights,
 };
 use kv::Kv;
 use ops::Matrix;
@@ -167,7 +167,7 @@ impl Program for Interpreter {
     }
 
     fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
-        batch.check_drafting(self.limits, self.kinds(), self.plan.n_vocab, self.draft_width())?;
+        batch.check_with(self.limits, self.kinds(), self.plan.n_vocab, Takes::of(&self.plan))?;
         if !batch.is_draft() {
             self.uncommitted.check(batch)?;
         }
@@ -234,6 +234,10 @@ impl Program for Interpreter {
 
     fn draft_width(&self) -> Option<usize> {
         self.plan.draft.as_ref().map(|_| self.plan.d_model)
+    }
+
+    fn d_input(&self) -> Option<usize> {
+        self.plan.d_input()
     }
 
     fn copy_state(&mut self, from: u32, to: u32) {
@@ -372,6 +376,21 @@ impl Interpreter {
                 let rows = batch.tokens.iter().flat_map(|&id| table.row(id as usize));
                 *self.floats_mut(out) = rows.map(|v| v * scale).collect();
             }
+            Op::Input { x, first, mode } => {
+                let (d, d_input) = (self.width(x), self.plan.d_input().unwrap_or(0));
+                for (&token, row) in batch.given.tokens.iter().zip(batch.given.rows.chunks_exact(d_input)) {
+                    let (x, row) = (&mut self.floats_mut(x)[token as usize * d..][..d], &row[first..first + d]);
+                    match mode {
+                        InputMode::All | InputMode::Replace => x.copy_from_slice(row),
+                        InputMode::Add => x.iter_mut().zip(row).for_each(|(x, given)| *x += given),
+                    }
+                }
+            }
+            Op::AddBias { x, w } => {
+                let w = self.vector(w);
+                ops::add_to_rows(self.floats_mut(x), &w);
+            }
+            Op::Gelu { x, form } => self.floats_mut(x).iter_mut().for_each(|v| *v = ops::gelu(*v, form)),
             Op::Linear { x, ref parts } => {
                 for &LinearPart { w, bias, out } in parts {
                     let mut y = ops::linear(self.matrix(w), self.floats(x));
@@ -400,8 +419,8 @@ impl Interpreter {
             Op::Rope { x, rope, d_head, .. } => {
                 let rope = self.plan.ropes_for(self.limits.max_positions)[rope.0 as usize].clone();
                 let width = self.width(x);
-                for (row, pos) in self.floats_mut(x).chunks_exact_mut(width).zip(positions(batch)) {
-                    row.chunks_exact_mut(d_head).for_each(|head| ops::rope(head, &rope, pos));
+                for (row, place) in self.floats_mut(x).chunks_exact_mut(width).zip(batch.places()) {
+                    row.chunks_exact_mut(d_head).for_each(|head| ops::rope(head, &rope, place));
                 }
             }
             Op::SplitHeads { x, n_head, ref parts } => {
@@ -437,7 +456,8 @@ impl Interpreter {
             }
             Op::Attention { cache, q, n_head, scale, window, chunked, softcap, sinks, out } => {
                 let sinks = sinks.map(|w| self.vector(w));
-                let rule = kv::Scores { n_head, scale, window, chunked, softcap, sinks };
+                let rule =
+                    kv::Scores { n_head, scale, window, chunked, softcap, spans: self.plan.sees_spans(window), sinks };
                 *self.floats_mut(out) = self.kv[cache.0 as usize].attention(batch, self.floats(q), rule);
             }
             Op::Route { logits, router, n_used, ids, weights } => {
@@ -482,14 +502,14 @@ impl Interpreter {
                 }
             }
             Op::Select { x, out } => {
-                let d = self.width(x);
-                let rows = batch.rows.iter().flat_map(|&row| &self.floats(x)[row as usize * d..][..d]);
+                let (d, n) = (self.width(x), self.width(out));
+                let rows = batch.rows.iter().flat_map(|&row| &self.floats(x)[row as usize * d..][..n]);
                 *self.floats_mut(out) = rows.copied().collect();
             }
             Op::Scale { x, scale } => self.floats_mut(x).iter_mut().for_each(|v| *v *= scale),
             Op::ScaleBy { x, w } => {
-                let scale = self.vector(w)[0];
-                self.floats_mut(x).iter_mut().for_each(|v| *v *= scale);
+                let w = self.vector(w);
+                self.floats_mut(x).iter_mut().zip(w.iter().cycle()).for_each(|(x, w)| *x *= w);
             }
             Op::CausalConv { x, w, bias, silu, state, out } => {
                 let conv = delta::Conv { w: self.vector(w), bias: bias.map(|w| self.vector(w)), silu };
@@ -547,9 +567,4 @@ impl Interpreter {
             None => self.faults.push(Fault { chunk, layer, token }),
         }
     }
-}
-
-/// Position of every token of the step.
-fn positions(batch: &Batch) -> impl Iterator<Item = usize> + '_ {
-    batch.chunks.iter().flat_map(|c| (c.pos..c.pos + c.len).map(|pos| pos as usize))
 }

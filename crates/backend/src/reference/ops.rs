@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use model::plan::{Gate, GateFactor, GroupScore, RopeDecl, RopePairing, Router, Score};
+use model::plan::{Gate, GateFactor, Gelu, GroupScore, N_AXES, RopeDecl, RopePairing, Router, Score};
 use quant::{PlaneBytes, Planes, WeightType};
 
 /// Encoded rows of a matrix, one after the other.
@@ -114,13 +114,13 @@ pub fn gated_act(gate: &[f32], up: &[f32], act: Gate) -> Vec<f32> {
     gate.iter().zip(up).map(|(&g, &u)| apply(f64::from(g), f64::from(u)) as f32).collect()
 }
 
-/// Rotates pair `i` of a head by `pos · inv_freq[i]`; dims behind the last pair are unchanged. `libm` reduces the
-/// angle.
-pub fn rope(head: &mut [f32], rope: &RopeDecl, pos: usize) {
+/// Rotates pair `i` of a head by `inv_freq[i]` times the position on its axis; dims after the last pair are unchanged.
+/// `libm` reduces the angle.
+pub fn rope(head: &mut [f32], rope: &RopeDecl, place: [u32; N_AXES]) {
     let half = rope.inv_freq.len();
-    let factor = f64::from(rope.factor) * rope.growth.map_or(1.0, |growth| growth.at(pos as u32));
+    let factor = f64::from(rope.factor) * rope.growth.map_or(1.0, |growth| growth.at(place[0]));
     for (i, freq) in rope.inv_freq.iter().enumerate() {
-        let (sin, cos) = libm::sincos(pos as f64 * freq);
+        let (sin, cos) = libm::sincos(f64::from(place[axis(rope, i)]) * freq);
         let (a, b) = match rope.pairing {
             RopePairing::Half => (i, i + half),
             RopePairing::Interleaved => (2 * i, 2 * i + 1),
@@ -129,6 +129,20 @@ pub fn rope(head: &mut [f32], rope: &RopeDecl, pos: usize) {
         head[a] = ((x * cos - y * sin) * factor) as f32;
         head[b] = ((x * sin + y * cos) * factor) as f32;
     }
+}
+
+fn axis(rope: &RopeDecl, pair: usize) -> usize {
+    rope.axes.get(pair).map_or(0, |&axis| usize::from(axis))
+}
+
+/// `x · Φ(x)`.
+pub fn gelu(x: f32, form: Gelu) -> f32 {
+    let x = f64::from(x);
+    let share = match form {
+        Gelu::Erf => 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2),
+        Gelu::Tanh => 0.5 * (1.0 + libm::tanh((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x))),
+    };
+    (x * share) as f32
 }
 
 /// The experts of a token and their weights, best first, ties to the lower id. `None` when the row cannot be routed: a
@@ -328,12 +342,13 @@ mod tests {
 
     #[test]
     fn rope_keeps_its_angle_at_far_positions() {
-        let decl = |pairing| RopeDecl { inv_freq: vec![1.0, 0.5], factor: 2.0, growth: None, pairing };
+        let decl =
+            |pairing| RopeDecl { inv_freq: vec![1.0, 0.5], factor: 2.0, growth: None, pairing, axes: Vec::new() };
         for (pos, sin1, cos1) in [(0, 0.0, 1.0), (262_144, -0.084_107_03, -0.996_456_7)] {
             let mut half = [1.0, 0.0, 0.0, 0.0, 7.0];
-            rope(&mut half, &decl(RopePairing::Half), pos);
+            rope(&mut half, &decl(RopePairing::Half), [pos; N_AXES]);
             let mut inter = [1.0, 0.0, 0.0, 0.0, 7.0];
-            rope(&mut inter, &decl(RopePairing::Interleaved), pos);
+            rope(&mut inter, &decl(RopePairing::Interleaved), [pos; N_AXES]);
             let (sin, cos): (f32, f32) = (half[2] / 2.0, half[0] / 2.0);
             assert!((sin * sin + cos * cos - 1.0).abs() < 1e-6);
             assert_eq!((inter[0], inter[1], inter[4]), (half[0], half[2], 7.0));

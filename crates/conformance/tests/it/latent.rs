@@ -62,6 +62,7 @@ fn model(s: Shape, form: Form) -> (Plan, Arc<Checkpoint>) {
             factor: 1.1,
             growth: None,
             pairing: RopePairing::Interleaved,
+            axes: Vec::new(),
         }],
         ..Plan::new("random", N_VOCAB, D_MODEL, 1 << 20)
     };

@@ -6,6 +6,7 @@ mod cuda;
 mod golden;
 mod hidden;
 mod hybrid;
+mod images;
 mod inputs;
 mod latent;
 mod metal;

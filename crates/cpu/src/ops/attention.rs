@@ -47,6 +47,8 @@ pub struct AttentionStep {
     pub window: Option<usize>,
     /// The window begins at a multiple of its length.
     pub chunked: bool,
+    /// Tokens see the later ones of their span.
+    pub spans: bool,
     pub softcap: Option<f32>,
     /// `[n_head]`.
     pub sinks: Option<Vec<f32>>,
@@ -121,6 +123,8 @@ struct Unit<'a> {
     step: &'a AttentionStep,
     cache: &'a CacheView,
     batch: &'a Batch,
+    /// Position after the last that each token of the step sees.
+    ends: &'a [u32],
     tile: QueryTile,
     kv_head: usize,
     /// First query head and number of heads.
@@ -135,10 +139,12 @@ impl Unit<'_> {
 
     /// Positions that row `r` sees.
     fn sees(&self, r: usize) -> Range<usize> {
-        let end = self.tile.pos as usize + r / self.n_head + 1;
+        let i = r / self.n_head;
+        let next = self.tile.pos as usize + i + 1;
+        let end = if self.step.spans { self.ends[self.tile.first as usize + i] as usize } else { next };
         match self.step.window {
-            Some(chunk) if self.step.chunked => (end - 1) - (end - 1) % chunk..end,
-            window => window.map_or(0, |w| end.saturating_sub(w))..end,
+            Some(chunk) if self.step.chunked => (next - 1) - (next - 1) % chunk..end,
+            window => window.map_or(0, |w| next.saturating_sub(w))..end,
         }
     }
 
@@ -227,6 +233,7 @@ struct Units<'a> {
     step: &'a AttentionStep,
     cache: &'a CacheView,
     batch: &'a Batch,
+    ends: &'a [u32],
     tiles: &'a [QueryTile],
     /// Query heads of a kv head.
     group: usize,
@@ -239,12 +246,12 @@ struct Units<'a> {
 
 impl<'a> Units<'a> {
     fn new(run: &Run<'a>, step: &'a AttentionStep, cache: &'a CacheView) -> Units<'a> {
-        let (batch, tiles) = (run.batch, &run.step.tiles[..]);
+        let (batch, ends, tiles) = (run.batch, &run.step.ends[..], &run.step.tiles[..]);
         let group = step.n_head / cache.n_kv;
-        let mut units = Units { step, cache, batch, tiles, group, heads: 1, segments: 0..0, n: 0 };
-        let seen = || tiles.iter().map(|&tile| units.unit_of(tile, 0).segments());
-        let first = seen().map(|segments| segments.start).min().unwrap_or(0);
-        units.segments = first..seen().map(|segments| segments.end).max().unwrap_or(0);
+        let mut units = Units { step, cache, batch, ends, tiles, group, heads: 1, segments: 0..0, n: 0 };
+        let segments = || tiles.iter().map(|&tile| units.unit_of(tile, 0).segments());
+        let first = segments().map(|segments| segments.start).min().unwrap_or(0);
+        units.segments = first..segments().map(|segments| segments.end).max().unwrap_or(0);
         let n_pieces = tiles.len() * cache.n_kv * units.segments.len().max(1);
         units.heads = unit_heads(group, n_pieces, run.pool.threads());
         units.n = tiles.len() * cache.n_kv * group.div_ceil(units.heads);
@@ -252,9 +259,9 @@ impl<'a> Units<'a> {
     }
 
     fn unit_of(&self, tile: QueryTile, head: usize) -> Unit<'a> {
-        let Units { step, cache, batch, group, .. } = *self;
+        let Units { step, cache, batch, ends, group, .. } = *self;
         let kv_head = head / group;
-        Unit { step, cache, batch, tile, kv_head, head, n_head: self.heads.min((kv_head + 1) * group - head) }
+        Unit { step, cache, batch, ends, tile, kv_head, head, n_head: self.heads.min((kv_head + 1) * group - head) }
     }
 
     /// Unit `i`. The last tiles of a chunk see the most positions and go first.

@@ -1,6 +1,6 @@
-//! `gated_act`, `add`, `scale`, `softcap`, `gate_by`: one element at a time, so that no order of sums matters.
+//! `gated_act`, `add`, `add_bias`, `scale`, `softcap`, `gelu`, `gate_by`: one element at a time, so that no order of sums matters.
 
-use model::plan::{Gate, GateFactor};
+use model::plan::{Gate, GateFactor, Gelu};
 
 use super::super::isa::on_isa;
 use super::super::lanes::{Float, Lanes};
@@ -26,6 +26,51 @@ pub fn add(run: &mut Run, x: View, y: View) {
             // SAFETY: rows are disjoint between chunks; x and y are different buffers.
             let (x, y) = unsafe { (x.row_mut(r), y.row(r)) };
             x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+        }
+    });
+}
+
+/// `x += w`.
+pub fn add_bias(run: &mut Run, x: View, w: &[f32]) {
+    over_rows(run.pool, run.step.rows(x.rows), x.width, |_, rows| {
+        for r in rows {
+            // SAFETY: rows are disjoint between chunks.
+            unsafe { x.row_mut(r) }.iter_mut().zip(w).for_each(|(x, w)| *x += w);
+        }
+    });
+}
+
+/// `x = gelu(x)`.
+pub fn gelu(run: &mut Run, x: View, form: Gelu) {
+    let isa = run.isa;
+    over_rows(run.pool, run.step.rows(x.rows), 8 * x.width, |_, rows| {
+        for r in rows {
+            // SAFETY: rows are disjoint between chunks.
+            let x = unsafe { x.row_mut(r) };
+            match form {
+                Gelu::Tanh => gelu_row(isa, x),
+                // Few rows: those of the mergers of image encoders.
+                Gelu::Erf => x.iter_mut().for_each(|x| *x = math::gelu_erf(*x)),
+            }
+        }
+    });
+}
+
+on_isa! { fn gelu_row(x: &mut [f32]) = gelu_lanes }
+
+#[inline(always)]
+fn gelu_lanes<L: Lanes>(x: &mut [f32]) {
+    for i in (0..x.len()).step_by(16) {
+        math::gelu_tanh(L::load_at(x, i, 0.0)).store_at(x, i);
+    }
+}
+
+/// `x = x ⊙ w`.
+pub fn scale_each(run: &mut Run, x: View, w: &[f32]) {
+    over_rows(run.pool, run.step.rows(x.rows), x.width, |_, rows| {
+        for r in rows {
+            // SAFETY: rows are disjoint between chunks.
+            unsafe { x.row_mut(r) }.iter_mut().zip(w).for_each(|(x, w)| *x *= w);
         }
     });
 }

@@ -1,4 +1,6 @@
-//! `embed` and `select`: rows by index.
+//! `embed`, `input` and `select`: rows by index.
+
+use model::plan::InputMode;
 
 use super::super::mem::{View, over_rows};
 use super::super::program::{Mat, Run};
@@ -18,10 +20,31 @@ pub fn embed(run: &mut Run, table: &Mat, scale: f32, out: View) {
     });
 }
 
-/// `out[r] = x[row[r]]`.
+/// Rows that the step is given, the numbers from `first` on: in place of those of `x`, or added to them.
+pub fn input(run: &mut Run, x: View, first: usize, mode: InputMode) {
+    let given = &run.batch.given;
+    let Some(d_input) = given.rows.len().checked_div(given.tokens.len()) else { return };
+    over_rows(run.pool, given.tokens.len(), x.width, |_, rows| {
+        for g in rows {
+            let row = &given.rows[g * d_input + first..][..x.width];
+            // SAFETY: the tokens of rows that are given differ, and the batch was checked.
+            let x = unsafe { x.row_mut(given.tokens[g] as usize) };
+            match mode {
+                InputMode::All | InputMode::Replace => x.copy_from_slice(row),
+                InputMode::Add => x.iter_mut().zip(row).for_each(|(x, given)| *x += given),
+            }
+        }
+    });
+}
+
+/// `out[r] = x[row[r]]`, and the rows that follow where `out` is wider.
 pub fn select(run: &mut Run, x: View, out: View) {
     for (r, &t) in run.batch.rows.iter().enumerate() {
         // SAFETY: only the caller's thread works here, and x and out are different buffers.
-        unsafe { out.row_mut(r).copy_from_slice(x.row(t as usize)) };
+        let out = unsafe { out.row_mut(r) };
+        for (i, out) in out.chunks_exact_mut(x.width).enumerate() {
+            // SAFETY: as above; the batch was checked to have these rows.
+            out.copy_from_slice(unsafe { x.row(t as usize + i) });
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! `rope`: rotates pairs of each head's first dims by angles that depend on the position.
 
-use model::plan::{RopeDecl, RopePairing, Rows};
+use model::plan::{N_AXES, RopeDecl, RopePairing, Rows};
 
 use super::super::mem::{View, over_rows};
 use super::super::pool::Pool;
@@ -29,17 +29,17 @@ impl RopeTable {
         Ok(RopeTable { angles, rows })
     }
 
-    /// Fills the rows of tokens at positions `pos`.
-    pub fn fill(&mut self, pool: &mut Pool, pos: &[u32]) {
+    /// Fills the rows of tokens at these positions.
+    pub fn fill(&mut self, pool: &mut Pool, places: &[[u32; N_AXES]]) {
         let half = self.angles.n_pairs();
         // SAFETY: the rows lie in `self.rows`, which is borrowed for the whole call.
         let table = unsafe { View::new(self.rows.as_mut_ptr(), Rows::Tokens, 2 * half) };
         let angles = &self.angles;
-        over_rows(pool, pos.len(), 64 * half, |_, rows| {
+        over_rows(pool, places.len(), 64 * half, |_, rows| {
             for t in rows {
                 // SAFETY: rows are disjoint between chunks.
                 let (cos, sin) = unsafe { table.row_mut(t) }.split_at_mut(half);
-                angles.fill(pos[t], cos, sin);
+                angles.fill_at(places[t], cos, sin);
             }
         });
     }

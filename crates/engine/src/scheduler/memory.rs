@@ -5,6 +5,7 @@
 //! Each can be evicted by itself; [`Memory::adopt`] goes as far as all of them reach. It knows nothing of requests.
 
 use backend::{Kinds, Limits, PAGE, Piece};
+use std::hash::RandomState;
 
 use super::checkpoints::{Checkpoints, Cuts, Stay};
 use super::pages::{Attached, NONE, PageCounts, PagePool, Parent};
@@ -92,6 +93,8 @@ pub(super) struct Memory {
     copies: Vec<(u32, u32)>,
     /// What a store is still to get, where there is one.
     unsaved: Option<Unsaved>,
+    /// Keys what tokens of images are called in the cache.
+    marks: RandomState,
 }
 
 impl Memory {
@@ -117,7 +120,13 @@ impl Memory {
             path: Vec::with_capacity(limits.n_pages),
             copies: Vec::with_capacity(max_running),
             unsaved: None,
+            marks: RandomState::new(),
         }
+    }
+
+    /// Returns what names tokens of images: with a secret, so that no image can be made that passes for another.
+    pub fn marks(&self) -> &RandomState {
+        &self.marks
     }
 
     /// What is computed from now on is queued for a store.

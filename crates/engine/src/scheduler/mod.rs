@@ -85,6 +85,8 @@ use pace::Pace;
 use payoff::{Candidate, Payoff};
 use sequence::{Row, Sequence};
 
+use crate::images::Pictures;
+
 /// Maximum number of log-probabilities a request may ask for per token.
 pub const MAX_LOGPROBS: usize = 128;
 
@@ -529,8 +531,31 @@ impl Engine {
         check_ids("prompt token", prompt, n_vocab)?;
         check_ids("stop token", stops, n_vocab)?;
         check_ids("logit bias", biased, n_vocab)?;
+        if let Some(pictures) = &request.pictures {
+            self.check_pictures(pictures, request)?;
+        }
         match request.logprobs.max(request.prompt_logprobs) {
             Some(asked) if asked > MAX_LOGPROBS => Err(Error::Logprobs { asked, limit: MAX_LOGPROBS }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that the images of a prompt are such as the program takes, in steps that hold one where it must be whole.
+    fn check_pictures(&self, pictures: &Pictures, request: &Request) -> Result<(), Error> {
+        let refuse = |why: String| Err(Error::Images(why));
+        if self.program.d_input() != Some(pictures.d_features()) {
+            return refuse("the model sees no images as it runs here".into());
+        }
+        if request.prompt_logprobs.is_some() {
+            return refuse("tokens of images have no log-probabilities".into());
+        }
+        let end = pictures.images().last().map_or(0, |image| image.first + image.features.len());
+        if end > request.tokens.len() {
+            return refuse("an image ends after the prompt".into());
+        }
+        let most = self.budget.saturating_sub(self.options.max_running - 1).min(self.options.chunk);
+        match pictures.longest_whole() {
+            n if n > most => refuse(format!("an image has {n} tokens, a step has room for {most} (--batch)")),
             _ => Ok(()),
         }
     }
@@ -627,7 +652,8 @@ impl Engine {
                         }
                     };
                     let n_accepted = sequence.computed(memory, options.prefix_cache);
-                    if head.is_some() && sequence.is_answered() {
+                    // The head has no features in place of embeddings.
+                    if head.is_some() && sequence.is_answered() && sequence.pictures().is_none() {
                         let n = (first.len - first.n_draft) as usize + n_accepted;
                         sequence.ahead.computed(first.first as usize, first.pos as usize, n);
                     }

@@ -31,7 +31,7 @@ impl Engine {
         while i < self.running.len() {
             if self.running[i].is_prompt() && self.running[i].share > 0 {
                 let share = self.running[i].share + unused;
-                unused = share - self.plan_chunk(i, share, &mut n_rows);
+                unused = share.saturating_sub(self.plan_chunk(i, share, &mut n_rows));
             }
             i += 1;
         }
@@ -180,8 +180,16 @@ impl Engine {
             want = want.min(cut - sequence.held.computed);
         }
         want = sequence.limit_rows(want, *n_rows);
+        if sequence.pictures().is_some() {
+            want = sequence.whole(want);
+            let taken: usize = self.running.iter().map(|s| s.planned + s.drafts().len()).sum();
+            if want + taken > self.budget {
+                return 0;
+            }
+        }
         loop {
             self.running[i].plan(want, &mut self.memory);
+            self.running[i].plan_whole();
             let planned = self.running[i].planned;
             if planned > 0 {
                 *n_rows -= self.running[i].n_extra_rows();
@@ -246,11 +254,22 @@ impl Engine {
     pub(super) fn fill_batch(&mut self) -> bool {
         let batch = &mut self.batch;
         batch.clear();
+        let planned = || self.running.iter().filter(|s| s.planned > 0);
+        let has_pictures = planned().any(|s| s.pictures().is_some());
         for sequence in self.running.iter().filter(|s| s.planned > 0) {
             let (tokens, pos, tables) = sequence.chunk();
             let first_row = batch.rows.len();
             batch.push(tokens, pos, tables, sequence.rows());
+            if let (Some(pictures), Some(chunk)) = (sequence.pictures(), batch.chunks.last()) {
+                let first = chunk.first as usize;
+                pictures.fill(pos..pos + sequence.planned, first, &mut batch.tokens[first..], &mut batch.given);
+            }
             batch.push_drafts(sequence.drafts());
+            if let (true, Some(chunk)) = (has_pictures, batch.chunks.last()) {
+                let positions = chunk.pos as usize..(chunk.pos + chunk.len) as usize;
+                let place = |pos| sequence.pictures().map_or([pos as u32; 3], |pictures| pictures.place_of(pos));
+                batch.given.places.extend(positions.map(place));
+            }
             let (scoring, own) = batch.asks[first_row..].split_at_mut(sequence.n_scoring());
             for (row, ask) in sequence.rows().zip(scoring) {
                 *ask = sequence.ask_score(row, &mut batch.listed);

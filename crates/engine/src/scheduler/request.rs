@@ -1,11 +1,13 @@
 //! The engine's input and output: values, no behavior.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use backend::StepError;
 
 use crate::grammar::{self, Constraint};
+use crate::images::Pictures;
 use crate::sampler::{self, SamplerParams};
 use crate::tokenizer::Decode;
 
@@ -47,6 +49,8 @@ pub struct Request {
     /// Report the hidden state of the prompt, and generate nothing. But for [`Pooling::Last`], the prompt is then
     /// computed and not taken from the prefix cache.
     pub embedding: Option<Pooling>,
+    /// The images in the prompt, for a program that takes their features ([`backend::Program::d_input`]).
+    pub pictures: Option<Arc<Pictures>>,
     /// Requests of higher priority are admitted first and preempted last.
     pub priority: i32,
     /// Requests share cached prefixes only with requests of the same salt.
@@ -71,6 +75,7 @@ impl Request {
             prompt_logprobs: None,
             routing: false,
             embedding: None,
+            pictures: None,
             priority: 0,
             cache_salt: 0,
         }
@@ -354,6 +359,9 @@ pub enum Error {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
+    /// Images that the program or the request cannot have.
+    #[error("failed to submit the request: {0}")]
+    Images(String),
     /// An invalid stop string.
     #[error("failed to submit the request: {0}")]
     StopStrings(String),

@@ -16,6 +16,7 @@ use super::stop::StopMatcher;
 use super::store::Restore;
 use super::vocabulary::{TextStream, Vocabulary};
 use crate::grammar::Guard;
+use crate::images::Pictures;
 use crate::sampler::Sampler;
 
 /// Why a model has no embedding.
@@ -101,6 +102,8 @@ pub(super) struct Sequence {
     /// Whether it asks which experts were chosen.
     pub routing: bool,
     embedding: Option<Pooling>,
+    /// Images of its prompt.
+    pictures: Option<Arc<Pictures>>,
     /// The sum of the hidden states up to `scored`, or the first one, where they are pooled, `[d_model]`.
     pooled: Vec<f64>,
     /// Prompt tokens that were in the cache at some time.
@@ -132,6 +135,9 @@ impl Sequence {
         // The answer's room is taken now, so that decoding allocates nothing.
         let mut tokens = request.tokens;
         tokens.reserve_exact(max_tokens - n_prompt);
+        if let Some(pictures) = &request.pictures {
+            pictures.mark(&mut tokens, memory.marks());
+        }
         Ok(Sequence {
             id,
             priority: request.priority,
@@ -164,6 +170,7 @@ impl Sequence {
             scored: 1,
             routing: request.routing,
             embedding: request.embedding,
+            pictures: request.pictures,
             pooled: Vec::new(),
             prompt_computed: 0,
             cached: 0,
@@ -274,6 +281,26 @@ impl Sequence {
         let room = memory.extend(&mut self.held, want + self.drafts.len());
         self.planned = room.min(want);
         self.drafts.truncate(room - self.planned);
+    }
+
+    /// The images of its prompt.
+    pub fn pictures(&self) -> Option<&Pictures> {
+        self.pictures.as_deref()
+    }
+
+    /// Returns the longest chunk of about `want` tokens that cuts no image whose tokens see each other: shorter, or the
+    /// whole image where it begins with one.
+    pub fn whole(&self, want: usize) -> usize {
+        self.pictures().map_or(want, |pictures| pictures.whole(self.held.computed, want))
+    }
+
+    /// Plans fewer tokens than there was room for, where these would cut an image.
+    pub fn plan_whole(&mut self) {
+        let whole = self.whole(self.planned);
+        if whole != self.planned {
+            self.planned = if whole < self.planned { whole } else { 0 };
+            self.drafts.clear();
+        }
     }
 
     /// Drafts behind the planned tokens.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use backend::{
     Batch, Cause, Chunk, Chunks, Drafts, Failure, Fault, Kinds, Limits, Output, PAGE, Picks, Piece, PieceBytes,
-    Profile, Program, RouterInfo, Save, StepError, StreamStats, SumInputs,
+    Profile, Program, RouterInfo, Save, StepError, StreamStats, SumInputs, Takes,
 };
 use engine::sampler::SamplerParams;
 use engine::scheduler::{
@@ -466,7 +466,8 @@ impl Program for Toy {
     }
 
     fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
-        batch.check_drafting(self.limits, self.kinds(), N_VOCAB, self.draft_width())?;
+        let takes = Takes { d_hidden: self.draft_width(), ..Takes::default() };
+        batch.check_with(self.limits, self.kinds(), N_VOCAB, takes)?;
         if batch.is_draft() {
             assert!(!std::mem::replace(&mut self.is_busy, true), "a step is in flight");
             self.batch.copy_from(batch);

@@ -387,15 +387,24 @@ impl<'a> Lower<'a> {
                 let draft = Draft::new(sources::SCALE, "scale").bind(0, self.buf(x));
                 self.elementwise(draft, 1, self.rows(x), self.width(x), &[float(scale)]);
             }
+            Op::ScaleBy { w, .. } if self.plan.weight(w).shape != [1] => {
+                return Err(unsupported("scale each number of a row".into()));
+            }
             Op::ScaleBy { x, w } => {
                 let draft = Draft::new(sources::SCALE_BY, "scale_by").bind(0, self.buf(x)).bind(1, self.vector(w));
                 self.elementwise(draft, 2, self.rows(x), self.width(x), &[]);
+            }
+            Op::Input { .. } | Op::AddBias { .. } | Op::Gelu { .. } => {
+                return Err(unsupported(format!("run {}, of models that see", op.name())));
             }
             Op::Softcap { x, cap } => {
                 let draft = Draft::new(sources::SOFTCAP, "softcap").bind(0, self.buf(x));
                 self.elementwise(draft, 1, self.rows(x), self.width(x), &[float(cap)]);
             }
             Op::GateBy { x, gate, factor } => self.gate_by(x, gate, factor),
+            Op::Select { x, out } if self.width(x) != self.width(out) => {
+                return Err(unsupported("select several rows at a time".into()));
+            }
             Op::Select { x, out } => {
                 let draft = Draft::new(sources::SELECT, "select_rows").bind(0, self.buf(x)).table(1, Table::Rows);
                 let draft = draft.bind(2, self.buf(out));

@@ -230,7 +230,13 @@ impl Maker {
 
     fn rope(&mut self, n_pairs: usize) {
         let inv_freq = (0..n_pairs).map(|i| 100f64.powf(-(i as f64) / n_pairs as f64)).collect();
-        self.plan.ropes.push(RopeDecl { inv_freq, factor: 1.0, growth: None, pairing: RopePairing::Half });
+        self.plan.ropes.push(RopeDecl {
+            inv_freq,
+            factor: 1.0,
+            growth: None,
+            pairing: RopePairing::Half,
+            axes: Vec::new(),
+        });
     }
 
     fn latent(&mut self, x: Buf) {

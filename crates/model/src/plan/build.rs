@@ -120,6 +120,23 @@ impl<'a> Builder<'a> {
         Ok(self.declare_weight(WeightDecl { name, dtype, shape, source, read: Read::Plain, is_repacked }))
     }
 
+    /// Returns a tensor of more axes as the matrix `[n, k]` of its first axis and all others: a convolution whose windows
+    /// do not overlap.
+    ///
+    /// # Errors
+    /// When the tensor is missing, is no such matrix, or is quantized.
+    pub fn flat(&mut self, name: &str, [n, k]: [usize; 2]) -> Result<Weight, Error> {
+        let Some(info) = self.names.tensor(name) else { return self.weight(name, &[n, k]) };
+        let is_flat = info.shape.first() == Some(&n) && info.shape.iter().skip(1).product::<usize>() == k;
+        if !is_flat || info.dtype.act() != ActKind::F32 {
+            let what = format!("is {} {:?}, expected plain numbers [{n}, {k}]", info.dtype, info.shape);
+            return Err(self.names.error(&info.name, what));
+        }
+        let Found { dtype, source, is_repacked } = self.names.find(name, &info.shape)?;
+        let shape = vec![n, k];
+        Ok(self.declare_weight(WeightDecl { name: name.into(), dtype, shape, source, read: Read::Plain, is_repacked }))
+    }
+
     fn declare_weight(&mut self, decl: WeightDecl) -> Weight {
         if let Some(&weight) = self.by_name.get(&decl.name) {
             return weight;
@@ -174,6 +191,12 @@ impl<'a> Builder<'a> {
     /// Returns a buffer of activations; inside a layer `.LAYER` is appended to its name.
     pub fn buf(&mut self, name: &str, rows: Rows, width: usize) -> Buf {
         self.declare(name, rows, width, Elem::F32)
+    }
+
+    /// Returns rows and width of a buffer.
+    pub fn shape(&self, x: Buf) -> (Rows, usize) {
+        let BufDecl { rows, width, .. } = *self.plan.buf(x);
+        (rows, width)
     }
 
     /// Returns a buffer of expert ids.
@@ -247,6 +270,23 @@ impl<'a> Builder<'a> {
         let out = self.buf(out, rows, width);
         self.push(Op::RmsNorm { x, residual: None, w, eps, out });
         out
+    }
+
+    /// Ends the plan of an image encoder.
+    ///
+    /// # Errors
+    /// When the checkpoint has a tensor of an encoder that the plan does not read, besides those that were skipped.
+    pub fn finish_encoder(mut self, features: Buf) -> Result<Plan, Error> {
+        self.plan.logits = features;
+        let used: HashSet<&str> = self.plan.weights.iter().flat_map(|decl| decl.source.tensors()).collect();
+        let mut tensors = self.names.checkpoint().tensors().iter().filter(|info| Names::is_of_encoder(&info.name));
+        match tensors.find(|info| !used.contains(info.name.as_str()) && !self.skipped.contains(&info.name)) {
+            None => Ok(self.plan),
+            Some(info) => {
+                let what = format!("{} {:?} is in the file, the encoder has no use for it", info.dtype, info.shape);
+                Err(self.names.error(&info.name, what))
+            }
+        }
     }
 
     /// Ends the plan, or its draft head.

@@ -117,7 +117,12 @@ impl Plan {
                 Op::Experts { .. } => op.weights().into_iter().for_each(|w| set(w, Kind::Experts)),
                 Op::Route { .. } => op.weights().into_iter().for_each(|w| set(w, Kind::Router)),
                 // Norms of the residual stream, and scales beside them. The table of embeddings comes below.
-                Op::RmsNorm { .. } | Op::Combine { .. } | Op::ScaleBy { .. } | Op::Embed { .. } => {}
+                Op::RmsNorm { .. }
+                | Op::Combine { .. }
+                | Op::ScaleBy { .. }
+                | Op::AddBias { .. }
+                | Op::Embed { .. }
+                | Op::Input { .. } => {}
                 Op::HeadNorm { w: None, .. }
                 | Op::Center { .. }
                 | Op::Attention { sinks: None, .. }
@@ -130,6 +135,7 @@ impl Plan {
                 | Op::Select { .. }
                 | Op::Scale { .. }
                 | Op::GateBy { .. }
+                | Op::Gelu { .. }
                 | Op::Softcap { .. } => {}
             }
         }
@@ -168,7 +174,13 @@ impl Plan {
                     feeds.extend([*x]);
                 }
                 // In place: the buffer feeds attention already, or is not on the path.
-                Op::HeadNorm { .. } | Op::Rope { .. } | Op::Scale { .. } | Op::ScaleBy { .. } | Op::Softcap { .. } => {}
+                Op::HeadNorm { .. }
+                | Op::Rope { .. }
+                | Op::Scale { .. }
+                | Op::ScaleBy { .. }
+                | Op::AddBias { .. }
+                | Op::Gelu { .. }
+                | Op::Softcap { .. } => {}
                 Op::GateBy { .. }
                 | Op::Linear { .. }
                 | Op::SplitHeads { .. }
@@ -177,6 +189,7 @@ impl Plan {
                 | Op::RmsNorm { .. }
                 | Op::Center { .. }
                 | Op::Embed { .. }
+                | Op::Input { .. }
                 | Op::GatedLinear { .. }
                 | Op::GatedAct { .. }
                 | Op::Add { .. }
@@ -202,6 +215,9 @@ impl Plan {
                 Op::Select { .. }
                 | Op::HeadLinear { .. }
                 | Op::Embed { .. }
+                | Op::Input { .. }
+                | Op::AddBias { .. }
+                | Op::Gelu { .. }
                 | Op::Linear { .. }
                 | Op::GatedLinear { .. }
                 | Op::RmsNorm { .. }

@@ -2,7 +2,7 @@
 //!
 //! Knows no plan: indices into one are all that an operation has.
 
-use super::{Buf, Cache, DeltaHeads, Gate, GateFactor, Rope, Router, State, Weight};
+use super::{Buf, Cache, DeltaHeads, Gate, GateFactor, Gelu, InputMode, Rope, Router, State, Weight};
 
 /// One operation. Field names: `x` is the input, `out` the output; shapes are in the comments.
 #[allow(missing_docs)]
@@ -13,6 +13,12 @@ pub enum Op {
         table: Weight, // [n_vocab, d]
         scale: f32,
         out: Buf, // [T, d]
+    },
+    /// Rows that the step is given, the numbers from `first` on: in place of the rows of `x`, or added to them.
+    Input {
+        x: Buf, // [T, d]
+        first: usize,
+        mode: InputMode,
     },
     /// `out[t,n] = Σ_k w[n,k]·x[t,k] (+ bias[n])` for every part; parts share the input, so it is quantized once.
     Linear {
@@ -86,13 +92,21 @@ pub enum Op {
         x: Buf, // [T, d]
         y: Buf, // [T, d]
     },
+    /// `x[t,:] += w`, in place: the bias of a layer norm.
+    AddBias {
+        x: Buf,    // [T, d]
+        w: Weight, // [d]
+    },
+    /// `x = gelu(x)`, in place.
+    Gelu { x: Buf, form: Gelu },
     /// Writes the step's keys and values into the paged cache.
     KvAppend {
         cache: Cache,
         k: Buf,         // [T, n_kv · d_k]
         v: Option<Buf>, // [T, n_kv · d_v]; none when the cache finds values in the keys
     },
-    /// Causal attention over the cache: `out = softmax(q·kᵀ·scale)·v`, grouped heads.
+    /// Causal attention over the cache: `out = softmax(q·kᵀ·scale)·v`, grouped heads. A token of a span that the step
+    /// names sees the later ones of it too: in encoders, and in layers with a window ([`super::Plan::sees_spans`]).
     Attention {
         cache: Cache,
         q: Buf, // [T, n_head · d_k]
@@ -163,17 +177,18 @@ pub enum Op {
         weights: Buf, // [T, n_used]
         norm: Option<Norm>,
     },
-    /// Copies the rows that the step returns: `out[r] = x[row[r]]`.
+    /// Copies the rows that the step returns: `out[r] = x[row[r]]`. A wider `out` has the rows that follow as well, `n`
+    /// side by side: how an image encoder merges neighboring patches.
     Select {
         x: Buf,   // [T, d]
-        out: Buf, // [R, d]
+        out: Buf, // [R, n · d]
     },
     /// `x = x · scale`, in place.
     Scale { x: Buf, scale: f32 },
-    /// `x = x · w[0]`, in place: a learned scale of a layer's output (Gemma 4).
+    /// `x = x ⊙ w`, in place: a learned scale of a layer's output (Gemma 4), or one for each number.
     ScaleBy {
-        x: Buf,
-        w: Weight, // [1]
+        x: Buf,    // [T, d]
+        w: Weight, // [1] or [d]
     },
     /// `x = x ⊙ factor(gate)`, in place; a number of the gate is for `d / n` neighbors: one for its whole row, one a
     /// head, or one for each.
@@ -270,6 +285,7 @@ impl Op {
     pub fn name(&self) -> &'static str {
         match self {
             Op::Embed { .. } => "embed",
+            Op::Input { .. } => "input",
             Op::Linear { .. } => "linear",
             Op::GatedLinear { .. } => "gated_linear",
             Op::RmsNorm { .. } => "rms_norm",
@@ -281,6 +297,8 @@ impl Op {
             Op::HeadLinear { .. } => "head_linear",
             Op::GatedAct { .. } => "gated_act",
             Op::Add { .. } => "add",
+            Op::AddBias { .. } => "add_bias",
+            Op::Gelu { .. } => "gelu",
             Op::KvAppend { .. } => "kv_append",
             Op::Attention { .. } => "attention",
             Op::CausalConv { .. } => "causal_conv",
@@ -304,6 +322,7 @@ impl Op {
         use Access::{Read, Update, Write};
         match self {
             Op::Embed { out, .. } => f(out, Write),
+            Op::Input { x, mode, .. } => f(x, if *mode == InputMode::All { Write } else { Update }),
             Op::Linear { x, parts } => {
                 f(x, Read);
                 parts.iter_mut().for_each(|part| f(&mut part.out, Write));
@@ -324,6 +343,8 @@ impl Op {
             | Op::Rope { x, .. }
             | Op::Scale { x, .. }
             | Op::ScaleBy { x, .. }
+            | Op::AddBias { x, .. }
+            | Op::Gelu { x, .. }
             | Op::Softcap { x, .. } => f(x, Update),
             Op::SplitHeads { x, parts, .. } => {
                 f(x, Read);
@@ -401,6 +422,9 @@ impl Op {
         match self {
             Op::CausalConv { state, .. } | Op::DeltaNet { state, .. } => Some(*state),
             Op::Embed { .. }
+            | Op::Input { .. }
+            | Op::AddBias { .. }
+            | Op::Gelu { .. }
             | Op::Linear { .. }
             | Op::GatedLinear { .. }
             | Op::RmsNorm { .. }
@@ -439,6 +463,9 @@ impl Op {
                 Product { weights: vec![down], x: hidden, ids: Some(ids), transposed: false },
             ],
             Op::Embed { .. }
+            | Op::Input { .. }
+            | Op::AddBias { .. }
+            | Op::Gelu { .. }
             | Op::RmsNorm { .. }
             | Op::Center { .. }
             | Op::HeadNorm { .. }
@@ -480,10 +507,12 @@ impl Op {
                 [*gate, *up, *down].into_iter().chain(biases).collect()
             }
             Op::Attention { sinks, .. } => sinks.iter().copied().collect(),
-            Op::ScaleBy { w, .. } => vec![*w],
+            Op::ScaleBy { w, .. } | Op::AddBias { w, .. } => vec![*w],
             Op::DeltaNet { skip, .. } => skip.iter().copied().collect(),
             Op::Combine { norm, .. } => norm.iter().map(|norm| norm.w).collect(),
-            Op::Center { .. }
+            Op::Input { .. }
+            | Op::Gelu { .. }
+            | Op::Center { .. }
             | Op::Rope { .. }
             | Op::SplitHeads { .. }
             | Op::JoinHeads { .. }

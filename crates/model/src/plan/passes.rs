@@ -44,9 +44,13 @@ pub fn select_early(plan: &mut Plan) {
     let Some(first) = plan.ops.iter().rposition(mixes).map(|i| i + 1) else { return };
     let Some(last) = plan.ops.iter().position(|op| matches!(op, Op::Select { .. })) else { return };
     let Op::Select { x, out } = plan.ops[last] else { return };
+    if plan.buf(x).width != plan.buf(out).width {
+        return;
+    }
     let between = first..last.max(first);
-    let of_tokens =
-        |op: &Op| matches!(op, Op::Embed { .. } | Op::KvAppend { .. } | Op::HeadNorm { .. } | Op::Rope { .. });
+    let of_tokens = |op: &Op| {
+        matches!(op, Op::Embed { .. } | Op::Input { .. } | Op::KvAppend { .. } | Op::HeadNorm { .. } | Op::Rope { .. })
+    };
     if plan.ops[between.clone()].iter().any(of_tokens) {
         return;
     }

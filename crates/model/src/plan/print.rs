@@ -5,8 +5,8 @@ use std::fmt;
 use std::ops::Range;
 
 use super::{
-    Buf, Cache, DeltaHeads, DeltaRule, Elem, Gate, GateFactor, GroupScore, Growth, Op, Plan, RopePairing, Router, Rows,
-    Score, Sharing, Weight,
+    Buf, Cache, DeltaHeads, DeltaRule, Elem, Gate, GateFactor, Gelu, GroupScore, Growth, InputMode, Op, Plan,
+    RopePairing, Router, Rows, Score, Sharing, Weight,
 };
 
 impl fmt::Display for Plan {
@@ -30,6 +30,10 @@ impl fmt::Display for Plan {
             write!(f, "rope {i}: {pairing}, {n} pairs, inv_freq {first:.6e} .. {last:.6e}, factor {}", rope.factor)?;
             if let Some(Growth { beta, step, offset }) = rope.growth {
                 write!(f, " · (1 + {beta} · ln(1 + ⌊(pos + {offset}) / {step}⌋))")?;
+            }
+            if !rope.axes.is_empty() {
+                let axes: String = rope.axes.iter().map(u8::to_string).collect();
+                write!(f, ", axes {axes}")?;
             }
             if let Some(n_ctx) = beyond {
                 write!(f, ", in contexts beyond {n_ctx}")?;
@@ -218,7 +222,11 @@ impl Printer<'_> {
                 let x = if add { self.name(x) } else { self.decl(x) };
                 update(&x, sum + &norm)
             }
-            Op::Select { x, out } => line(&self.decl(out), format!("{}[rows]", self.name(x))),
+            Op::Select { x, out } => {
+                let merged = self.plan.buf(out).width / self.plan.buf(x).width;
+                let merged = if merged == 1 { String::new() } else { format!(", {merged} rows side by side") };
+                line(&self.decl(out), format!("{}[rows]{merged}", self.name(x)))
+            }
             Op::Scale { x, scale } => update(&self.name(x), format!("*= {scale}")),
             Op::ScaleBy { x, w } => update(&self.name(x), format!("*= {}", self.w(w))),
             Op::CausalConv { x, w, bias, silu, out, .. } => {
@@ -262,6 +270,22 @@ impl Printer<'_> {
                     true => format!("norm of {n_head} heads of {d_head} after ⊙ silu({gate}) ⊙ {w}"),
                 };
                 update(&self.name(x), format!("= {text}, eps {eps:e}"))
+            }
+            Op::Input { x, first, mode } => {
+                let given = format!("given[{first}..{}]", first + self.plan.buf(x).width);
+                match mode {
+                    InputMode::All => line(&self.decl(x), given),
+                    InputMode::Replace => update(&self.name(x), format!("= {given} where given")),
+                    InputMode::Add => update(&self.name(x), format!("+= {given} where given")),
+                }
+            }
+            Op::AddBias { x, w } => update(&self.name(x), format!("+= {}", self.w(w))),
+            Op::Gelu { x, form } => {
+                let form = match form {
+                    Gelu::Erf => "gelu",
+                    Gelu::Tanh => "gelu_tanh",
+                };
+                update(&self.name(x), format!("= {form}({})", self.name(x)))
             }
             Op::Softcap { x, cap } => update(&self.name(x), format!("= softcap {cap}")),
         }

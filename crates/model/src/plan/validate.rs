@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use super::{
-    Access, Buf, DeltaHeads, DraftHead, Elem, Gate, GroupScore, Norm, Op, Plan, RopeDecl, Router, Rows, Weight,
+    Access, Buf, DeltaHeads, DraftHead, Elem, Gate, GroupScore, N_AXES, Norm, Op, Plan, RopeDecl, Router, Rows, Weight,
 };
 use crate::Error;
 
@@ -139,7 +139,8 @@ impl Validator<'_> {
             ensure(s.n > 0, || format!("state {i} ({}) has no numbers", s.what))?;
         }
         if let Some(long) = &plan.long_ropes {
-            let form = |ropes: &[RopeDecl]| ropes.iter().map(|r| (r.inv_freq.len(), r.pairing)).collect::<Vec<_>>();
+            let of = |r: &RopeDecl| (r.inv_freq.len(), r.pairing, r.axes.clone());
+            let form = |ropes: &[RopeDecl]| ropes.iter().map(of).collect::<Vec<_>>();
             ensure(form(&long.ropes) == form(&plan.ropes), || {
                 format!("ropes beyond {} positions are of another form", long.n_ctx)
             })?;
@@ -148,6 +149,10 @@ impl Validator<'_> {
         for (i, r) in plan.ropes.iter().chain(long).enumerate() {
             ensure(!r.inv_freq.is_empty() && r.factor.is_finite(), || {
                 format!("rope {i} has {} frequencies and factor {}", r.inv_freq.len(), r.factor)
+            })?;
+            let is_axis = |&axis: &u8| usize::from(axis) < N_AXES;
+            ensure(r.axes.is_empty() || r.axes.len() == r.inv_freq.len() && r.axes.iter().all(is_axis), || {
+                format!("rope {i} has {} frequencies on axes {:?}", r.inv_freq.len(), r.axes)
             })?;
             let bad = r.inv_freq.iter().find(|f| !f.is_finite());
             ensure(bad.is_none(), || format!("rope {i} has a frequency {bad:?}"))?;
@@ -196,6 +201,9 @@ impl Validator<'_> {
                 inside("cache", cache.0, self.plan.caches.len())
             }
             Op::Embed { .. }
+            | Op::Input { .. }
+            | Op::AddBias { .. }
+            | Op::Gelu { .. }
             | Op::Linear { .. }
             | Op::GatedLinear { .. }
             | Op::RmsNorm { .. }
@@ -255,6 +263,15 @@ impl Validator<'_> {
                 self.floats(out, Rows::Tokens, width)?;
                 self.shape("table", table, &[plan.n_vocab, width])
             }
+            Op::Input { x, first, .. } => {
+                self.floats(x, Rows::Tokens, width(x))?;
+                ensure(first.checked_add(width(x)).is_some(), || format!("rows begin at {first}"))
+            }
+            Op::AddBias { x, w } => {
+                self.free_rows(x)?;
+                self.vector("w", w, width(x))
+            }
+            Op::Gelu { x, .. } => self.free_rows(x).map(drop),
             Op::Linear { x, ref parts } => {
                 ensure(!parts.is_empty(), || "has no parts".into())?;
                 let rows = self.free_rows(x)?;
@@ -283,7 +300,8 @@ impl Validator<'_> {
             }
             Op::HeadNorm { x, w, eps, n_head, d_head } => {
                 epsilon(eps)?;
-                self.heads(x, n_head, d_head)?;
+                self.free_rows(x)?;
+                self.head_width(x, n_head, d_head)?;
                 w.map_or(Ok(()), |w| self.vector("w", w, d_head))
             }
             Op::Rope { x, rope, n_head, d_head } => {
@@ -322,7 +340,9 @@ impl Validator<'_> {
             }
             Op::KvAppend { cache, k, v } => {
                 let c = plan.cache(cache);
-                ensure(!state.appended[cache.0 as usize], || format!("cache {} is appended to twice", cache.0))?;
+                // The layers of an image encoder, whose steps are whole images, share one.
+                let again = state.appended[cache.0 as usize] && !plan.is_encoder();
+                ensure(!again, || format!("cache {} is appended to twice", cache.0))?;
                 state.appended[cache.0 as usize] = true;
                 self.floats(k, Rows::Tokens, c.n_kv * c.d_k)?;
                 match (v, c.v_in_k) {
@@ -396,15 +416,19 @@ impl Validator<'_> {
             }
             Op::Select { x, out } => {
                 self.floats(x, Rows::Tokens, width(x))?;
-                self.floats(out, Rows::Outputs, width(x))
+                ensure(width(out).is_multiple_of(width(x)), || {
+                    format!("{} of {} is no whole number of rows of {}", plan.buf(out).name, width(out), width(x))
+                })?;
+                self.floats(out, Rows::Outputs, width(out))
             }
             Op::Scale { x, scale } => {
                 finite("scale", scale)?;
                 self.free_rows(x).map(drop)
             }
             Op::ScaleBy { x, w } => {
-                self.vector("w", w, 1)?;
-                self.free_rows(x).map(drop)
+                self.free_rows(x)?;
+                let is_one = plan.weight(w).shape == [1];
+                self.vector("w", w, if is_one { 1 } else { width(x) })
             }
             Op::CausalConv { x, w, bias, silu: _, state: moved, out } => {
                 let d = width(x);

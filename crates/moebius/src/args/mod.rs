@@ -12,7 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::version;
 pub use files::{CompareArgs, ConvertArgs, ImatrixArgs, OutputFormat, PullArgs, QuantizeArgs};
 use model::arch::Stretch;
-use parse::{parse_bytes, parse_host, parse_origin, parse_pair, parse_stretch};
+use parse::{parse_bytes, parse_host, parse_image_tokens, parse_origin, parse_pair, parse_stretch};
 pub use sampling::SamplingArgs;
 
 /// Run mixture-of-experts language models on your own machine.
@@ -117,6 +117,23 @@ pub struct NamedArgs {
     pub named: Option<PathBuf>,
     #[command(flatten)]
     pub model: ModelArgs,
+}
+
+/// The encoder of a model that sees.
+#[derive(Debug, Clone, Args)]
+pub struct SightArgs {
+    /// File of the model's image encoder [default: a GGUF file called mmproj next to the model's]
+    #[arg(long, value_name = "FILE")]
+    pub mmproj: Option<PathBuf>,
+    /// Maximum number of tokens that an image takes: larger ones are scaled down, as far as the model allows
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = parse_image_tokens)]
+    pub image_tokens: usize,
+}
+
+impl Default for SightArgs {
+    fn default() -> SightArgs {
+        SightArgs { mmproj: None, image_tokens: 1024 }
+    }
 }
 
 /// Rendering of a conversation as a prompt.
@@ -357,6 +374,12 @@ pub struct RunArgs {
     /// second time
     #[arg(long, value_name = "FILE")]
     pub trace_experts: Option<PathBuf>,
+    /// Image that the prompt is about, PNG, JPEG, WebP or GIF; may be given several times, and they come first (CPU
+    /// backend)
+    #[arg(long, value_name = "FILE")]
+    pub image: Vec<PathBuf>,
+    #[command(flatten)]
+    pub sight: SightArgs,
     /// Do not print the summary line, nor the model's thinking if stdout is not a terminal
     #[arg(short, long)]
     pub quiet: bool,
@@ -431,6 +454,8 @@ pub struct ServeArgs {
     /// when it changes [default: no key is required]
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub sight: SightArgs,
     /// Maximum number of answers computed at once per model [default: 16 (4 with several models), or what memory holds]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub parallel: Option<u16>,
@@ -694,6 +719,12 @@ pub struct LogitsArgs {
     /// tokens up to t + 1), mtp_logits_N those of its Nth draft
     #[arg(long, value_name = "NAME", default_value = "logits", requires = "golden")]
     pub array: String,
+    /// Image of the prompt, PNG, JPEG, WebP or GIF; of several, each stands for the next run of image tokens. Golden
+    /// arrays are features.NAME or deepstack_N.NAME, or logits.NAME of the tokens in tokens.NAME
+    #[arg(long, value_name = "FILE")]
+    pub image: Vec<PathBuf>,
+    #[command(flatten)]
+    pub sight: SightArgs,
     /// Machine-readable output
     #[arg(long)]
     pub json: bool,

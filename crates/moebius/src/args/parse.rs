@@ -17,6 +17,13 @@ pub(super) fn parse_stretch(text: &str) -> Result<Stretch, String> {
     Ok(Stretch { rule, factor, n_ctx_orig })
 }
 
+/// Parses the maximum number of tokens of an image.
+pub(super) fn parse_image_tokens(text: &str) -> Result<usize, String> {
+    const MAX: usize = 16384;
+    let n = text.parse().ok().filter(|n| (1..=MAX).contains(n));
+    n.ok_or_else(|| format!("{text} is not a number from 1 to {MAX}"))
+}
+
 /// Parses a number of bytes: digits, with a fraction if a unit follows.
 pub(super) fn parse_bytes(text: &str) -> Result<usize, String> {
     const UNITS: [(&str, u64); 9] = [

@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use engine::images::Pictures;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
 use crate::args::{DraftArg, LogitsArgs};
 use crate::compare::{self, Agreement};
-use crate::load::{self, Sequence};
+use crate::device::Prefer;
+use crate::load::{self, EngineSetup, Model, Sequence};
 use crate::out::say;
 use crate::{input, out};
 
@@ -16,6 +18,9 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     let n_draft = args.golden.as_ref().map_or(0, |_| draft_of(&args.array));
     let draft = if n_draft > 0 { DraftArg::Mtp } else { DraftArg::Off };
     let model = load::open(args.model.path()?.as_deref())?.stretched(args.engine.step.rope_scaling)?.drafting(draft)?;
+    if !args.image.is_empty() {
+        return images(args, model);
+    }
     let golden = args.golden.as_deref().map(|path| Golden::read(path, &args.array)).transpose()?;
     let tokens = golden.as_ref().map_or(&args.tokens, |golden| &golden.tokens);
     ensure!(!tokens.is_empty(), "failed to compute logits: no tokens were given");
@@ -55,6 +60,50 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
         agreement.greedy_agree = Some(follow(&mut sequence, &logits[logits.len() - n_vocab..], greedy)?);
     }
     print(&agreement, args.json)
+}
+
+/// As [`run`], for a prompt with images, or for their features.
+fn images(args: &LogitsArgs, model: Model) -> Result<()> {
+    let setup = EngineSetup::of(&args.engine, Prefer::Cpu)?;
+    let mut model = model.seeing(&args.sight, &setup)?;
+    let arch = model.plan.arch.clone();
+    let sight = model.sight.take().with_context(|| format!("failed to show images to {arch}: it sees none"))?;
+    let mut encoder = sight.encoder(&setup)?;
+    let features: Vec<_> =
+        args.image.iter().map(|path| Ok(encoder.see(&load::image_file(path)?)?)).collect::<Result<_>>()?;
+    let (kind, name) = args.array.split_once('.').unwrap_or((&args.array, ""));
+    let golden = args.golden.as_deref().context("failed to compare images: there are no golden arrays (--golden)")?;
+    let d = model.plan.d_model;
+    let part = match kind {
+        "features" => Some(0),
+        _ => kind.strip_prefix("deepstack_").and_then(|n| n.parse::<usize>().ok()).map(|n| n + 1),
+    };
+    if let Some(part) = part {
+        let golden = Golden::rows(golden, &args.array)?;
+        let d_features = encoder.vision().d_features();
+        ensure!((part + 1) * d <= d_features, "failed to compare {}: features have {d_features} numbers", args.array);
+        let all = features.iter().flat_map(|features| features.rows.chunks_exact(d_features));
+        let rows: Vec<f32> = all.flat_map(|row| &row[part * d..][..d]).copied().collect();
+        return compared(&args.array, &rows, &golden, d, args.json);
+    }
+    let (tokens, logits) = Golden::prompt(golden, &args.array, &format!("tokens.{name}"))?;
+    let feature = encoder.vision().tokens.feature.context("failed to find the token of images in config.json")?;
+    let pictures = Pictures::place(encoder.vision(), feature, &tokens, features)?;
+    let mut sequence = Sequence::start_with(&model, &setup, tokens.len())?;
+    sequence.show(pictures)?;
+    let mut found = Vec::new();
+    sequence.feed(&tokens, |_, row| {
+        found.extend_from_slice(row);
+        Ok(())
+    })?;
+    compared(&args.array, &found, &logits, sequence.n_vocab(), args.json)
+}
+
+/// Prints how far rows of `width` numbers are from golden ones.
+fn compared(array: &str, found: &[f32], golden: &[f32], width: usize, json: bool) -> Result<()> {
+    let (n, wanted) = (found.len(), golden.len());
+    ensure!(n == wanted, "failed to compare with {array}: it holds {wanted} numbers, but the model gives {n}");
+    print(&compare::logits(found, golden, width), json)
 }
 
 /// Which draft of the draft head an array's rows are of, by its name (`mtp_logits`, `mtp_logits_2`); 0 for the model's.
@@ -132,6 +181,27 @@ struct Golden {
 }
 
 impl Golden {
+    /// An array by itself.
+    fn rows(path: &Path, array: &str) -> Result<Vec<f32>> {
+        let bytes = input::bytes(path)?;
+        let file = SafeTensors::deserialize(&bytes).with_context(|| format!("failed to read {}", path.display()))?;
+        let view = file.tensor(array).with_context(|| format!("failed to find array {array}"))?;
+        ensure!(view.dtype() == Dtype::F32, "failed to read array {array}: it is {:?}, expected F32", view.dtype());
+        let (words, _) = view.data().as_chunks::<4>();
+        Ok(words.iter().map(|w| f32::from_le_bytes(*w)).collect())
+    }
+
+    /// The logits of a prompt, and its tokens.
+    fn prompt(path: &Path, array: &str, tokens: &str) -> Result<(Vec<u32>, Vec<f32>)> {
+        let bytes = input::bytes(path)?;
+        let file = SafeTensors::deserialize(&bytes).with_context(|| format!("failed to read {}", path.display()))?;
+        let view = file.tensor(tokens).with_context(|| format!("failed to find array {tokens}"))?;
+        ensure!(view.dtype() == Dtype::I32, "failed to read array {tokens}: it is {:?}, expected I32", view.dtype());
+        let (words, _) = view.data().as_chunks::<4>();
+        let ids = words.iter().map(|w| u32::try_from(i32::from_le_bytes(*w)).context("failed to read a token id"));
+        Ok((ids.collect::<Result<_>>()?, Golden::rows(path, array)?))
+    }
+
     fn read(path: &Path, array: &str) -> Result<Golden> {
         let bytes = input::bytes(path)?;
         let file = SafeTensors::deserialize(&bytes).with_context(|| format!("failed to read {}", path.display()))?;

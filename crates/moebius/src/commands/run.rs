@@ -2,15 +2,19 @@
 
 use std::io::IsTerminal;
 use std::path::Path;
+use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use engine::formats::Format;
 use engine::grammar::{self, Constraint, Rule};
+use engine::images::Pictures;
 use engine::scheduler::{FinishReason, Request};
+use serde_json::{Value, json};
 
 use crate::answer::{Interrupt, Interrupted, drafts_summary, generate, streamed_summary, summary};
 use crate::args::RunArgs;
-use crate::load::{self, Sequence, Session};
+use crate::device::Prefer;
+use crate::load::{self, EngineSetup, Sequence, Session};
 use crate::out::note;
 use crate::show::Show;
 use crate::{find, input, routes};
@@ -26,7 +30,15 @@ pub fn run(args: &RunArgs) -> Result<()> {
     if model.embedded && !args.quiet {
         note!("{}", crate::embedded::notice());
     }
-    let mut session = load::start(model, &args.engine, args.draft)?;
+    let mut setup = EngineSetup::drafting(&args.engine, args.draft)?;
+    if !args.image.is_empty() && !setup.may_see() {
+        // Nothing but the CPU takes features, and no GPU was named.
+        ensure!(setup.device.chosen.is_some(), "--image requires --backend cpu");
+        setup = EngineSetup::of(&args.engine, Prefer::Cpu)?;
+        setup.draft = args.draft;
+    }
+    let model = if args.image.is_empty() { model } else { model.seeing(&args.sight, &setup)? };
+    let mut session = load::start_with(model, &setup)?;
     session.set_thoughts(&args.template);
     session.placement.iter().filter(|_| !args.quiet).for_each(|placement| note!("{placement}"));
     session.warning.iter().for_each(|warning| note!("warning: {warning}"));
@@ -39,15 +51,15 @@ pub fn run(args: &RunArgs) -> Result<()> {
         note!("warning: the model has no chat template: ignoring {flag} and passing the prompt unchanged");
     }
     let raw = args.raw || session.template.is_none();
-    let tokens = if raw {
+    let mut pictures = None;
+    let tokens = if !args.image.is_empty() {
+        let (tokens, seen) = images(args, &session, &prompt, raw)?;
+        pictures = Some(Arc::new(seen));
+        tokens
+    } else if raw {
         session.encode_raw(&prompt)
     } else {
-        let mut messages = Vec::new();
-        if let Some(system) = &args.system {
-            messages.push(serde_json::json!({"role": "system", "content": system}));
-        }
-        messages.push(serde_json::json!({"role": "user", "content": prompt}));
-        session.encode_chat(messages)?
+        session.encode_chat(messages(args, &prompt))?
     };
     // A raw prompt has no template's marks, and neither has its answer.
     let format = if raw { Format::PLAIN } else { session.format };
@@ -57,6 +69,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
         routes::has_experts(session.engine.routers())?;
     }
     let mut request = Request::new(tokens);
+    request.pictures = pictures;
     request.constraint = constraint(args, &session, format, opened)?;
     let has_form = args.json_schema.is_some() || args.grammar.is_some() || args.regex.is_some();
     request.shown = format.shown(&session.tokenizer);
@@ -90,6 +103,35 @@ pub fn run(args: &RunArgs) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Returns the tokens of a prompt that begins with images, and the images.
+fn images(args: &RunArgs, session: &Session, prompt: &str, raw: bool) -> Result<(Vec<u32>, Pictures)> {
+    ensure!(args.trace_experts.is_none(), "--trace-experts cannot be used with --image");
+    let eyes = session.eyes.as_ref();
+    let eyes = eyes.with_context(|| format!("failed to show images to {}: it sees none", session.description))?;
+    // Marks that a text has by chance would be taken for these.
+    let mark = |i: usize| format!("[image {:016x} {i}]", crate::serve::random());
+    let marks: Vec<String> = (0..args.image.len()).map(mark).collect();
+    let marked = format!("{}{prompt}", marks.concat());
+    let text = if raw { marked } else { session.render(messages(args, &marked))? };
+    let (mut seen, mut rest) = (eyes.prompt(&session.tokenizer), text.as_str());
+    for (path, mark) in args.image.iter().zip(&marks) {
+        let (before, after) =
+            rest.split_once(mark.as_str()).context("failed to place the images: the chat template leaves them out")?;
+        seen.push_text(before);
+        let file = load::image_file(path)?;
+        seen.push_image(&file).with_context(|| format!("failed to show {}", path.display()))?;
+        rest = after;
+    }
+    seen.push_text(rest);
+    Ok(seen.finish())
+}
+
+/// The conversation of a prompt.
+fn messages(args: &RunArgs, prompt: &str) -> Vec<Value> {
+    let system = args.system.iter().map(|system| json!({"role": "system", "content": system}));
+    system.chain([json!({"role": "user", "content": prompt})]).collect()
 }
 
 /// Returns the constraint on the answer, if any.

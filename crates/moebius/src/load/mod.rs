@@ -3,6 +3,7 @@
 mod sequence;
 mod session;
 mod setup;
+mod sight;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,6 +20,7 @@ use model::plan::{Plan, ValidPlan};
 pub use self::sequence::{Sequence, Traced, Wanted};
 pub use self::session::{Session, start, start_prepared, start_with};
 pub use self::setup::{EngineSetup, Prepared};
+pub use self::sight::{Eyes, Sight, image_file};
 use crate::args::DraftArg;
 use crate::{embedded, input};
 
@@ -30,6 +32,8 @@ pub struct Model {
     pub embedded: bool,
     /// A chat template in place of its own.
     pub template: Option<String>,
+    /// Its image encoder, where its plan has places for features.
+    pub sight: Option<Sight>,
 }
 
 impl Model {
@@ -77,7 +81,7 @@ pub fn open(path: Option<&Path>) -> Result<Model> {
     let checkpoint = Arc::new(embedded::open(path)?);
     ensure_model(&checkpoint)?;
     let plan = model::build(&checkpoint)?;
-    Ok(Model { checkpoint, plan, embedded: path.is_none(), template: None })
+    Ok(Model { checkpoint, plan, embedded: path.is_none(), template: None, sight: None })
 }
 
 /// Refuses GGUF files of other kinds than models, by what they say of themselves.

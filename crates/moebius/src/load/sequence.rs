@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use backend::batch::Ask;
 use backend::{Batch, InputSums, InputTrace, Output, Program, RouterInfo, Tables};
 use checkpoint::{Checkpoint, Kind};
+use engine::images::Pictures;
 use model::plan::ValidPlan;
 
 use super::{EngineSetup, Model};
@@ -25,6 +26,7 @@ pub struct Sequence {
     batch: Batch,
     pages: Vec<u32>,
     position: usize,
+    pictures: Option<Pictures>,
 }
 
 /// What [`Sequence::trace`] returns of each position.
@@ -93,7 +95,21 @@ impl Sequence {
             batch: Batch::default(),
             pages: (0..limits.n_pages as u32).collect(),
             position: 0,
+            pictures: None,
         })
+    }
+
+    /// Places images in what is fed from the start.
+    ///
+    /// # Errors
+    /// The program takes no such rows: images require the CPU.
+    pub fn show(&mut self, pictures: Pictures) -> Result<()> {
+        ensure!(
+            self.program.d_input() == Some(pictures.d_features()),
+            "failed to place images: the backend computes no models that see (--backend cpu does)"
+        );
+        self.pictures = Some(pictures);
+        Ok(())
     }
 
     /// Width of a logits row.
@@ -256,12 +272,23 @@ impl Sequence {
         mut each: impl FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
         let n_vocab = self.n_vocab();
-        for chunk in tokens.chunks(self.program.limits().max_tokens) {
+        let mut rest = tokens;
+        while !rest.is_empty() {
             let start = self.position;
+            let n = rest.len().min(self.program.limits().max_tokens);
+            let n = self.pictures.as_ref().map_or(n, |pictures| pictures.whole(start, n));
+            ensure!(n <= rest.len(), "failed to feed tokens: they end within an image");
+            let (chunk, after) = rest.split_at(n);
+            rest = after;
             let skip = from.saturating_sub(start).min(chunk.len());
             self.batch.clear();
             let tables = Tables { pages: &self.pages, window_pages: &self.pages, ..Tables::default() };
             self.batch.push(chunk, start, tables, skip..chunk.len());
+            if let Some(pictures) = &self.pictures {
+                let Batch { tokens, given, .. } = &mut self.batch;
+                pictures.fill(start..start + n, 0, tokens, given);
+                given.places.extend((start..start + n).map(|position| pictures.place_of(position)));
+            }
             let output = self.program.step(&self.batch)?;
             if let Some(fault) = output.faults.first() {
                 return Err((*fault).into());

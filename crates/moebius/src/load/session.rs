@@ -15,7 +15,7 @@ use engine::template::{Chat, ChatTemplate};
 use engine::tokenizer::{Encode, Tokenizer};
 use serde_json::Value;
 
-use super::{EngineSetup, Model, Prepared, compile_template, describe, file_type, n_params};
+use super::{EngineSetup, Eyes, Model, Prepared, compile_template, describe, file_type, n_params};
 use crate::args::{DraftArg, DraftArgs, EngineArgs, SamplingArgs, Switch, TemplateArgs};
 use crate::device::{Chosen, Held};
 use crate::memory::{Fit, Units};
@@ -70,6 +70,8 @@ pub struct Session {
     pub reranks: bool,
     /// The prompt of such a question, where the file has one.
     pub rerank_template: Option<String>,
+    /// How it sees images, where it does.
+    pub eyes: Option<Eyes>,
     sampling: SamplerParams,
 }
 
@@ -81,14 +83,16 @@ pub fn start(model: Model, args: &EngineArgs, draft: DraftArgs) -> Result<Sessio
 /// Starts an engine.
 pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
     let model = model.drafting(setup.head())?;
+    let setup = &setup.with_encoder(model.sight.as_ref())?;
     let prepared = setup.prepare(&model.checkpoint, model.plan.clone())?;
     start_prepared(model, setup, prepared)
 }
 
 /// Starts an engine of what `setup` has prepared of the model.
 pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> Result<Session> {
-    let Model { checkpoint, plan, embedded, template } = model;
+    let Model { checkpoint, plan, embedded, template, sight } = model;
     let tokenizer = Arc::new(Tokenizer::load(&checkpoint)?);
+    let eyes = sight.map(|sight| sight.open(setup, &tokenizer)).transpose()?;
     let source = match template {
         Some(source) => Some(source),
         None => folder::chat_template(&checkpoint)?,
@@ -165,6 +169,7 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
         pooling: pooling(&checkpoint),
         reranks: reranks(&checkpoint),
         rerank_template: text("tokenizer.chat_template.rerank"),
+        eyes,
         sampling,
         embedded,
         tokenizer,
@@ -177,15 +182,20 @@ impl Session {
         self.tokenizer.encode(prompt, Encode { add_special: true, parse_special: true })
     }
 
-    /// Tokens of a conversation, the opening of the answer behind it.
-    pub fn encode_chat(&self, messages: Vec<Value>) -> Result<Vec<u32>> {
+    /// Text of a conversation, the opening of the answer after it.
+    pub fn render(&self, messages: Vec<Value>) -> Result<String> {
         let template =
             self.template.as_ref().context("failed to render the conversation: the model has no chat template")?;
         let messages = Value::Array(messages);
         // Templates have two names for the switch.
         let think = |on: bool| ["enable_thinking", "thinking"].map(|name| (name.to_string(), on.into()));
         let kwargs = self.think.map(|on| think(on).into_iter().collect());
-        let text = template.render(&Chat { kwargs: kwargs.as_ref(), ..Chat::new(&messages) })?;
+        Ok(template.render(&Chat { kwargs: kwargs.as_ref(), ..Chat::new(&messages) })?)
+    }
+
+    /// Tokens of a conversation, the opening of the answer after it.
+    pub fn encode_chat(&self, messages: Vec<Value>) -> Result<Vec<u32>> {
+        let text = self.render(messages)?;
         let mut tokens = self.tokenizer.encode(&text, Encode { add_special: true, parse_special: true });
         // Templates that write the begin-of-text token themselves would get it twice.
         if let Some(bos) = self.tokenizer.bos()

@@ -16,7 +16,7 @@ use gpu::cuda::{self, Cuda};
 use gpu::metal::{self, Metal};
 use model::plan::{Plan, ValidPlan};
 
-use super::Model;
+use super::{Model, Sight};
 use crate::args::{CopyArg, DraftArg, DraftArgs, EngineArgs, IsaArg, MovesArg, StepArgs};
 use crate::device::{self, Chosen, Device, Held, KERNELS, Prefer};
 use crate::memory::{self, Budget, Fit, Units, Wish};
@@ -71,6 +71,23 @@ impl EngineSetup {
         let flag = device::of_cpu(&args.step).or(draft.of_cpu());
         let device = Device::choose(args.backend, Prefer::Gpu, args.device, flag)?;
         Ok(EngineSetup { threads: args.threads, ctx: args.ctx, draft, ..EngineSetup::on(device, args.step) })
+    }
+
+    /// Returns the same, with memory kept for an image encoder where memory is promised.
+    ///
+    /// # Errors
+    /// As [`Sight::footprint`].
+    pub(super) fn with_encoder(&self, sight: Option<&Sight>) -> Result<EngineSetup> {
+        let bytes = match (sight, self.step.memory) {
+            (Some(sight), Some(_)) => sight.footprint(self)?,
+            _ => 0,
+        };
+        Ok(EngineSetup { requests_bytes: self.requests_bytes + bytes, ..self.clone() })
+    }
+
+    /// Returns whether models see: the text model computes where steps take features.
+    pub fn may_see(&self) -> bool {
+        matches!(self.kind(), Chosen::Cpu | Chosen::Reference)
     }
 
     /// Maximum number of drafts of a sequence in a step.
@@ -309,7 +326,7 @@ impl EngineSetup {
     }
 
     /// Returns the CPU with these residencies.
-    fn cpu(&self, residency: Policy) -> Result<Cpu> {
+    pub(super) fn cpu(&self, residency: Policy) -> Result<Cpu> {
         let isa = match self.step.isa {
             None => Isa::best(),
             Some(IsaArg::Scalar) => Isa::Scalar,

@@ -14,6 +14,7 @@ use super::error::{ApiError, Style};
 use super::fields::{Field, Kind, Object, Read, field};
 use super::form;
 use super::generate::{Finish, Generation, Job, Step, Totals};
+use super::images::Images;
 use super::limits::{MAX_MESSAGES, MAX_PARTS, MAX_TOOLS};
 use super::parts::{Change, MessagePart, MessageParts};
 use super::prepare::{AnswerWish, Prepared, prepare};
@@ -50,8 +51,10 @@ pub const FIELDS: &[Field] = &[
 
 /// `/v1/messages`.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
-    let Input { body: Body { fields: body, room, .. }, request_id, .. } = input;
-    let (conversation, wanted) = conversation_of(&body)?;
+    let Input { body: Body { fields: mut body, room, .. }, request_id, .. } = input;
+    let images = Images::take(&mut body, &app)?;
+    let (mut conversation, wanted) = conversation_of(&body)?;
+    conversation.images = images;
     let stops = sampling::stops(&body, "stop_sequences")?;
     let stream = body.flag("stream").unwrap_or(false);
     let Prepared { mut request, parsing, ignored, .. } = prepare(&app, conversation, wanted, &body).await?;
@@ -83,7 +86,10 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
 
 /// `/v1/messages/count_tokens`.
 pub async fn count_tokens(app: Arc<App>, input: Input) -> Answer {
-    let (conversation, _) = conversation_of(&input.body.fields)?;
+    let mut body = input.body.fields;
+    let images = Images::take(&mut body, &app)?;
+    let (mut conversation, _) = conversation_of(&body)?;
+    conversation.images = images;
     let prompt = conversation.render(&app, Fits::Any).await?;
     Ok(Json(json!({"input_tokens": prompt.tokens.len()})).into_response())
 }

@@ -16,6 +16,7 @@ use super::common::Common;
 use super::error::ApiError;
 use super::rerank::Reranker;
 use super::worker::{Refusal, RequestRun, Worker, lock};
+use crate::load::Eyes;
 
 /// Threads that compute which tokens grammars allow, while the model computes.
 const GRAMMAR_THREADS: usize = 2;
@@ -40,6 +41,8 @@ pub struct App {
     pub sampling: SamplerParams,
     /// How it makes one vector of a text.
     pub pooling: Pooling,
+    /// How the model sees images, where it does.
+    pub eyes: Option<Eyes>,
     /// How it is asked whether a document answers a query, if it was trained for that.
     pub reranker: Option<Reranker>,
     /// Built at the first request that needs one: a large vocabulary takes a while.

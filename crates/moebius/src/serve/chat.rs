@@ -15,6 +15,7 @@ use super::error::ApiError;
 use super::fields::{Field, Kind, Object, Read, field, unsupported};
 use super::form;
 use super::generate::{Collected, Finish, Generation, Job, Logprob, Step, Totals, token_text};
+use super::images::Images;
 use super::limits::{MAX_CHOICES, MAX_MESSAGES, MAX_TOOLS, MAX_TOP_LOGPROBS};
 use super::openai::{self, OpenAiHead};
 use super::parts::{Call, MessagePart};
@@ -66,9 +67,11 @@ pub const FIELDS: &[Field] = &[
 
 /// Returns the handler.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
-    let Input { body: Body { fields: body, room, .. }, request_id, .. } = input;
+    let Input { body: Body { fields: mut body, room, .. }, request_id, .. } = input;
+    let images = Images::take(&mut body, &app)?;
     let stream = body.flag("stream").unwrap_or(false);
-    let (conversation, wanted) = conversation_of(&body)?;
+    let (mut conversation, wanted) = conversation_of(&body)?;
+    conversation.images = images;
     let Prepared { mut request, parsing, dialects, ignored } = prepare(&app, conversation, wanted, &body).await?;
     request.stop_strings = sampling::stops(&body, "stop")?;
     if let Some(n) = sampling::max_tokens(&body, &["max_completion_tokens", "max_tokens", "n_predict"]) {

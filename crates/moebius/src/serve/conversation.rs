@@ -1,10 +1,12 @@
 //! Conversations: messages checked and brought into the form that chat templates read, then rendered and cut into
-//! tokens. Nothing in a message makes the server read a file or fetch an address: images and their kin are refused.
+//! tokens. Nothing in a message makes the server read a file or fetch an address: images come in the body
+//! ([`super::images`]), and where the model sees none, they and their kin are refused.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use engine::formats::Tool;
+use engine::images::Pictures;
 use engine::template::{self, Chat, ChatTemplate};
 use serde_json::{Value, json};
 
@@ -12,6 +14,7 @@ use super::app::{App, TOO_LONG};
 use super::body::whole_characters;
 use super::error::ApiError;
 use super::fields::{Kind, Object, Read};
+use super::images::Images;
 use super::limits::{MAX_PARTS, MAX_TOOLS};
 use super::tools::{self, Dialects, Offer};
 
@@ -30,12 +33,15 @@ pub struct Conversation {
     /// The beginning of the answer, put behind the prompt.
     pub prefill: Option<String>,
     pub no_generation_prompt: bool,
+    /// Images, whose marks are in the messages.
+    pub images: Images,
 }
 
 /// A rendered conversation.
 pub struct Prompt {
     pub text: String,
     pub tokens: Vec<u32>,
+    pub pictures: Option<Arc<Pictures>>,
     /// Oldest messages that are not part of it, as the context is full.
     pub n_left_out: usize,
 }
@@ -151,7 +157,7 @@ pub fn no_such_part(at: &str, kind: &str) -> ApiError {
     let kind: String = kind.chars().take(40).collect();
     ApiError::field(
         format!("{at}.type"),
-        format!("is {kind:?}: only text is supported, and the server opens no files or addresses"),
+        format!("is {kind:?}: this model reads text only, and the server opens no files or addresses"),
     )
 }
 
@@ -339,7 +345,8 @@ impl Conversation {
                 let from = |start| self.render_from(start, &tools, &shared, &template, fits);
                 let first = from(0);
                 let Fits::Answered(room) = fits else { return first };
-                if !shared.common.conversations.trims {
+                // Images stay with the messages that show them.
+                if !shared.common.conversations.trims || !self.images.is_empty() {
                     return first;
                 }
                 let context = shared.worker.context();
@@ -405,8 +412,8 @@ impl Conversation {
         if fits != Fits::Any {
             app.check_length(&text)?;
         }
-        let tokens = App::encode_prompt(&app.tokenizer, &text);
-        Ok(Prompt { text, tokens, n_left_out: start - n_system })
+        let (tokens, pictures) = self.images.encode(app, &text)?;
+        Ok(Prompt { text, tokens, pictures, n_left_out: start - n_system })
     }
 }
 

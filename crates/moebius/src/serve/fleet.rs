@@ -19,7 +19,7 @@ use super::common::Common;
 use super::error::ApiError;
 use super::worker::lock;
 use super::{Places, Started};
-use crate::args::{SamplingArgs, StepArgs};
+use crate::args::{SamplingArgs, SightArgs, StepArgs};
 use crate::device::{Chosen, Held};
 use crate::load::{self, EngineSetup, Model, Prepared};
 use crate::memory::TooLarge;
@@ -43,6 +43,7 @@ pub struct Listed {
     pub setup: EngineSetup,
     pub sampling: SamplingArgs,
     pub template: Option<PathBuf>,
+    pub sight: SightArgs,
     pub places: Places,
 }
 
@@ -337,9 +338,10 @@ impl Fleet {
 
     /// Returns a model and the bytes that it takes; `None` where others hold the room and do not give it back.
     fn try_load(&self, loader: &Loader, listed: &Listed) -> Result<Option<(Started, Held)>> {
-        let Listed { id, path, sampling, template, places, .. } = listed;
+        let Listed { id, path, sampling, template, sight, places, .. } = listed;
         let model = load::open(Some(path))?.stretched(listed.setup.step.rope_scaling)?;
         let model = model.with_template(template.as_deref())?.drafting(listed.setup.head())?;
+        let model = model.seeing(sight, &listed.setup)?;
         let Some((setup, prepared)) = self.make_room(loader, &listed.setup, &model)? else { return Ok(None) };
         let session = load::start_prepared(model, &setup, prepared)?;
         session.placement.iter().for_each(|placement| tracing::info!(model = id, "{placement}"));

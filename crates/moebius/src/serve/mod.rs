@@ -21,6 +21,7 @@ mod form;
 mod generate;
 mod guard;
 mod http;
+mod images;
 mod info;
 mod limits;
 mod llama;
@@ -74,6 +75,7 @@ use crate::machine::{self, bytes};
 use crate::prompts::Folder;
 use crate::{embedded, find, input};
 
+pub(crate) use app::random;
 use app::{App, Keys, ModelInfo};
 use common::{Common, Conversations};
 use fleet::{Alias, Fleet, Listed, Loader};
@@ -126,7 +128,8 @@ pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
                 let setup = EngineSetup { resident_bytes, step, ..setup };
                 let places = Places { parallel: setup.sequences, ..places };
                 let template = own.chat_template_file.clone();
-                Ok(Listed { id, path, setup, sampling: own.sampling.clone(), template, places })
+                let sight = own.sight.clone();
+                Ok(Listed { id, path, setup, sampling: own.sampling.clone(), template, sight, places })
             };
             let StepArgs { memory, gpu_memory, .. } = args.engine.step;
             let loader = Loader { memory, gpu_memory, room: device::free_memory(&setup.device), idle };
@@ -143,7 +146,8 @@ pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
             let path = paths.first().map(PathBuf::as_path);
             let model = load::open(path)?
                 .stretched(setup.step.rope_scaling)?
-                .with_template(args.chat_template_file.as_deref())?;
+                .with_template(args.chat_template_file.as_deref())?
+                .seeing(&args.sight, &setup)?;
             let id = own_name.unwrap_or_else(|| model_name(path));
             let session = load::start_with(model, &setup)?;
             let summary = summary(&session);
@@ -258,7 +262,7 @@ fn start(
         size_bytes: session.size_bytes,
         n_vocab: session.n_vocab,
     };
-    let Session { engine, tokenizer, template, format, template_knows_tools, backend, pooling, .. } = session;
+    let Session { engine, tokenizer, template, format, template_knows_tools, backend, pooling, eyes, .. } = session;
     let reranker = session.reranks.then(|| Reranker::new(&tokenizer, session.rerank_template.as_deref())).flatten();
     let counts_all = backend != "CUDA";
     let metrics = common.metrics.model(&model.id);
@@ -276,6 +280,7 @@ fn start(
         model,
         sampling,
         pooling,
+        eyes,
         reranker,
         grammars,
     };

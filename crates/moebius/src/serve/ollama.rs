@@ -21,6 +21,7 @@ use super::fields::{self, Field, Kind, Object, Read, field, unsupported};
 use super::fleet::Fleet;
 use super::form;
 use super::generate::{Collected, Finish, Generation, Job, Parsing, Step, Totals};
+use super::images::Images;
 use super::limits::{MAX_INPUTS, MAX_MESSAGES, MAX_TOOLS};
 use super::parts::{Call, Change, MessagePart, MessageParts};
 use super::prepare::{AnswerWish, Prepared, prepare};
@@ -105,14 +106,16 @@ const OPTIONS: &[Field] = &[
 ];
 
 pub async fn chat(app: Arc<App>, input: Input) -> Answer {
-    let Input { body: Body { fields: body, room, .. }, request_id, .. } = input;
+    let Input { body: Body { fields: mut body, room, .. }, request_id, .. } = input;
+    let images = Images::take(&mut body, &app)?;
     let list = body.list("messages").map_or(&[][..], Vec::as_slice);
     let goes = keep(&app, &body)?;
     if list.is_empty() {
         return Ok(loaded(&app, true, goes));
     }
     let messages: Result<Vec<Value>, ApiError> = list.iter().enumerate().map(|(i, m)| openai_message(i, m)).collect();
-    let mut conversation = Conversation { messages: conversation::messages(&messages?)?, ..Conversation::default() };
+    let mut conversation =
+        Conversation { messages: conversation::messages(&messages?)?, images, ..Conversation::default() };
     conversation.offer(Offer::of_chat(body.list("tools").map_or(&[][..], Vec::as_slice))?);
     converse(app, body, room, request_id, conversation, true).await
 }

@@ -79,6 +79,7 @@ pub async fn prepare(
     }
     let opened = format.opens_thought(&prompt.text);
     let mut request = app.request(prompt.tokens);
+    request.pictures = prompt.pictures;
     sampling::apply(body, &mut request, &app.tokenizer)?;
     let AnswerWish { choice, form, parallel, most_thought } = wanted;
     let budget = ["thinking_budget", "reasoning_budget"].into_iter().find_map(|name| body.int(name));

@@ -13,6 +13,7 @@ use super::error::ApiError;
 use super::fields::{Field, Kind, Object, Read, field, unsupported};
 use super::form;
 use super::generate::{Finish, Generation, Job, Logprob, Step, Totals};
+use super::images::Images;
 use super::limits::{MAX_MESSAGES, MAX_TOOLS, MAX_TOP_LOGPROBS};
 use super::parts::{Change, MessagePart, MessageParts};
 use super::prepare::{AnswerWish, Prepared, prepare};
@@ -58,10 +59,12 @@ const STORES_NOTHING: &str = "the server stores no answers; send all items in `i
 
 /// Handles a request.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
-    let Input { body: Body { fields: body, room, .. }, request_id, .. } = input;
+    let Input { body: Body { fields: mut body, room, .. }, request_id, .. } = input;
     let stream = body.flag("stream").unwrap_or(false);
     let stops = sampling::stops(&body, "stop")?;
-    let (conversation, wanted) = conversation_of(&body)?;
+    let images = Images::take(&mut body, &app)?;
+    let (mut conversation, wanted) = conversation_of(&body)?;
+    conversation.images = images;
     let Prepared { mut request, parsing, dialects, ignored } = prepare(&app, conversation, wanted, &body).await?;
     request.stop_strings = stops;
     if let Some(n) = sampling::max_tokens(&body, &["max_output_tokens"]) {

@@ -13,6 +13,7 @@ use super::conversation::{self, Conversation, Fits};
 use super::error::ApiError;
 use super::fields::{Field, Kind, Read, field};
 use super::generate::token_text;
+use super::images::Images;
 use super::limits::{MAX_MESSAGES, MAX_TEXT_BYTES, MAX_TOOLS};
 use super::routes::{Answer, Input, ignoring};
 use super::tools::Offer;
@@ -123,11 +124,13 @@ pub async fn tokenizer_info(app: Arc<App>, _: Input) -> Answer {
 }
 
 pub async fn apply_template(app: Arc<App>, input: Input) -> Answer {
-    let body = input.body.fields;
+    let mut body = input.body.fields;
+    let images = Images::take(&mut body, &app)?;
     let mut conversation = Conversation {
         messages: conversation::messages(body.list("messages").map_or(&[][..], Vec::as_slice))?,
         kwargs: conversation::kwargs(&body)?,
         no_generation_prompt: !body.flag("add_generation_prompt").unwrap_or(true),
+        images,
         ..Conversation::default()
     };
     conversation.offer(Offer::of_chat(body.list("tools").map_or(&[][..], Vec::as_slice))?);

@@ -176,7 +176,13 @@ pub fn rope(seed: u64) -> Vec<Case> {
             let factor = if n_head == 5 { 1.3 } else { 1.0 };
             // A scale that changes within a step and is large at far positions.
             let growth = (d_head % 20 == 0).then_some(Growth { beta: 0.1, step: 4, offset: 1 });
-            let rope = b.rope(RopeDecl { inv_freq: (0..n_freq).map(freq).collect(), factor, growth, pairing });
+            let rope = b.rope(RopeDecl {
+                inv_freq: (0..n_freq).map(freq).collect(),
+                factor,
+                growth,
+                pairing,
+                axes: Vec::new(),
+            });
             b.op(Op::Rope { x, rope, n_head, d_head });
             let shape = format!("{n_head} heads of {d_head}, {n_freq} pairs, {pairing:?}");
             // Far positions, whose angles single precision cannot reduce.
@@ -320,6 +326,30 @@ pub fn scale(seed: u64) -> Vec<Case> {
 
 pub fn scale_by(seed: u64) -> Vec<Case> {
     in_place(seed, "scale_by", |b, _, _, x| (Op::ScaleBy { x, w: b.vector(1) }, String::new()))
+}
+
+pub fn add_bias(seed: u64) -> Vec<Case> {
+    in_place(seed, "add_bias", |b, i, _, x| (Op::AddBias { x, w: b.vector(WIDTHS[i]) }, String::new()))
+}
+
+pub fn gelu(seed: u64) -> Vec<Case> {
+    let of = |form| in_place(seed, "gelu", move |_, _, _, x| (Op::Gelu { x, form }, format!("{form:?}, ")));
+    [Gelu::Erf, Gelu::Tanh].into_iter().flat_map(of).collect()
+}
+
+/// Rows for some of the tokens: see `Session::try_rows`.
+pub fn input(seed: u64) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, d) in WIDTHS.into_iter().enumerate() {
+        for mode in [InputMode::Replace, InputMode::Add] {
+            let mut b = Build::new(seed);
+            let x = b.input(d, UNIT);
+            let first = 3 * i;
+            b.op(Op::Input { x, first, mode });
+            cases.push(b.finish("input", format!("d {d} from {first}, {mode:?}"), F32, &[("x", x)], mixed));
+        }
+    }
+    cases
 }
 
 pub fn softcap(seed: u64) -> Vec<Case> {

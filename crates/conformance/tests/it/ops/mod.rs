@@ -32,6 +32,9 @@ macro_rules! ops {
 
 ops! {
     Embed embed,
+    Input input,
+    AddBias add_bias,
+    Gelu gelu,
     Linear linear,
     GatedLinear gated_linear,
     RmsNorm rms_norm,

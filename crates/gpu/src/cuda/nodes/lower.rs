@@ -299,8 +299,16 @@ impl Lower<'_, '_> {
                 let (x, y, weights) = (self.view(x), self.view(y), self.view(weights));
                 Node::Combine { x, add, y, weights, norm_w, eps, norm_out }
             }
+            Op::Select { x, out } if self.plan.buf(x).width != self.plan.buf(out).width => {
+                let what = "select several rows at a time".into();
+                return Err(CompileError::Unsupported { backend: "cuda", what });
+            }
             Op::Select { x, out } => Node::Select { x: self.view(x), out: self.view(out) },
             Op::Scale { x, scale } => Node::Scale { x: self.view(x), scale },
+            Op::ScaleBy { w, .. } if self.plan.weight(w).shape != [1] => {
+                let what = "scale each number of a row".into();
+                return Err(CompileError::Unsupported { backend: "cuda", what });
+            }
             Op::ScaleBy { x, w } => Node::ScaleBy { x: self.view(x), w: self.vector(w)? },
             Op::GateBy { x, gate, factor } => Node::GateBy { x: self.view(x), gate: self.view(gate), factor },
             Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => Node::DecayBeta {
@@ -311,6 +319,10 @@ impl Lower<'_, '_> {
                 g: self.view(g_out),
                 beta: self.view(beta_out),
             },
+            Op::Input { .. } | Op::AddBias { .. } | Op::Gelu { .. } => {
+                let what = format!("run {}, of models that see", op.name());
+                return Err(CompileError::Unsupported { backend: "cuda", what });
+            }
             Op::Softcap { x, cap } => Node::Softcap { x: self.view(x), cap },
         }])
     }

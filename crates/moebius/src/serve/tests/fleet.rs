@@ -53,6 +53,7 @@ impl Several {
         let door = Arc::new(Door { guard, keys: Keys::default() });
         let common = Arc::new(Common::new(None, Conversations::default()));
         let model = |path: PathBuf| Listed {
+            sight: crate::args::SightArgs::default(),
             id: path.file_stem().unwrap().to_string_lossy().into_owned(),
             path,
             setup: EngineSetup {

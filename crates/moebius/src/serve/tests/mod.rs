@@ -8,6 +8,7 @@ mod chat;
 mod fleet;
 mod forms;
 mod hostile;
+mod images;
 mod load;
 mod names;
 mod ollama;
@@ -19,7 +20,6 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, BodyDataStream};
 use axum::http::{HeaderMap, HeaderValue, Request, StatusCode, header};
-use backend::CacheType;
 use engine::scheduler::Stats;
 use futures_util::StreamExt;
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ use super::error::Why;
 use super::fleet::Fleet;
 use super::guard::{Door, Guard};
 use super::{Places, Started, routes};
-use crate::args::{CopyArg, StepArgs};
+use crate::args::StepArgs;
 use crate::device::{Chosen, Device};
 use crate::load::{EngineSetup, Model, open, start_with};
 
@@ -87,16 +87,7 @@ impl Server {
         context: usize,
         conversations: Conversations,
     ) -> Server {
-        let step = StepArgs {
-            isa: None,
-            cache_type: CacheType::F16,
-            copy_weights: CopyArg::Auto,
-            memory: None,
-            gpu_memory: None,
-            numa: None,
-            hot_experts: Default::default(),
-            batch: Some(256),
-        };
+        let step = StepArgs { batch: Some(256), ..StepArgs::default() };
         let setup = EngineSetup {
             threads: Some(1),
             ctx: Some(context),

@@ -1,0 +1,300 @@
+//! Pixels to rows of patches, as the processors of the original code do it: the size, the scale of numbers, the order of
+//! patches. Settings come from `preprocessor_config.json` of a folder, or from the keys of an encoder's GGUF file.
+
+use checkpoint::Checkpoint;
+use model::vision::{Patches, PixelOrder, Positions, Sizing, Vision};
+use serde_json::{Map, Value};
+
+use super::{Error, Image, resize};
+use crate::folder;
+
+/// Files of a folder that may hold the settings: of the image processor alone, or of all of them.
+const FILES: [&str; 2] = ["preprocessor_config.json", "processor_config.json"];
+/// Longest side over the shorter one, of images with bounds on their area.
+const MAX_ASPECT: usize = 200;
+
+/// How images become rows of an encoder.
+#[derive(Clone, Debug)]
+pub struct Processor {
+    patches: Patches,
+    positions: Positions,
+    sizing: Sizing,
+    /// Factor on bytes, then mean and deviation of each channel where numbers are normalized.
+    scale: f32,
+    mean_std: Option<[[f32; 3]; 2]>,
+    is_centered: bool,
+    /// The rows of the table of positions.
+    table: Vec<f32>,
+}
+
+/// The rows that an encoder is given for an image.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rows {
+    /// `[n_patches, n_pixels + d_position]`.
+    pub rows: Vec<f32>,
+    /// Row and column of every patch, `[n_patches]`.
+    pub places: Vec<[u32; 2]>,
+    /// Rows and columns of features.
+    pub grid: [usize; 2],
+}
+
+/// A file of settings.
+struct Settings {
+    file: String,
+    values: Map<String, Value>,
+}
+
+impl Settings {
+    fn open(checkpoint: &Checkpoint) -> Result<Settings, Error> {
+        for name in FILES {
+            let (file, mut values) = folder::values(checkpoint, name).map_err(|error| match error {
+                folder::Error::Checkpoint(error) => Error::Checkpoint(error),
+                folder::Error::File { file, what } => Error::Settings { file, what },
+            })?;
+            if let Some(Value::Object(inner)) = values.remove("image_processor") {
+                values = inner;
+            }
+            if !values.is_empty() {
+                return Ok(Settings { file, values });
+            }
+        }
+        Ok(Settings { file: checkpoint.name().into(), values: Map::new() })
+    }
+
+    fn error(&self, key: &str, wanted: &str) -> Error {
+        let found = self.values.get(key).map_or("absent".into(), Value::to_string);
+        let found: String = checkpoint::visible(&found.chars().take(80).collect::<String>());
+        Error::Settings { file: self.file.clone(), what: format!("{key} is {found}, expected {wanted}") }
+    }
+
+    /// A count from 1 to `max`, in one of two places.
+    fn count(&self, section: &str, key: &str, max: usize) -> Result<Option<usize>, Error> {
+        let inner =
+            if section.is_empty() { Some(&self.values) } else { self.values.get(section).and_then(Value::as_object) };
+        match inner.and_then(|values| values.get(key)).filter(|value| !value.is_null()) {
+            None => Ok(None),
+            Some(value) => match value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=max).contains(n))
+            {
+                Some(n) => Ok(Some(n)),
+                None => Err(self.error(if section.is_empty() { key } else { section }, &format!("1 to {max}"))),
+            },
+        }
+    }
+
+    fn flag(&self, key: &str, default: bool) -> Result<bool, Error> {
+        match self.values.get(key) {
+            None | Some(Value::Null) => Ok(default),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(_) => Err(self.error(key, "true or false")),
+        }
+    }
+
+    fn channels(&self, key: &str) -> Result<Option<[f32; 3]>, Error> {
+        let Some(value) = self.values.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
+        let numbers =
+            value.as_array().map(|list| list.iter().map(|v| v.as_f64().map(|v| v as f32)).collect::<Option<Vec<_>>>());
+        match numbers.flatten().as_deref() {
+            Some(&[r, g, b]) if [r, g, b].iter().all(|v| v.is_finite()) => Ok(Some([r, g, b])),
+            _ => Err(self.error(key, "three numbers")),
+        }
+    }
+}
+
+impl Processor {
+    /// Reads the settings, in `checkpoint`, the encoder's own file or the model's folder. `max_features` of an image are
+    /// computed at most, where the model allows more.
+    ///
+    /// # Errors
+    /// Settings that are invalid or contradict the encoder.
+    pub fn open(checkpoint: &Checkpoint, vision: &Vision, max_features: usize) -> Result<Processor, Error> {
+        let settings = Settings::open(checkpoint)?;
+        let Patches { side, merge, .. } = vision.patches;
+        for (key, wanted) in [("patch_size", side), ("merge_size", merge), ("pooling_kernel_size", merge)] {
+            if settings.count("", key, 1 << 16)?.is_some_and(|n| n != wanted) {
+                return Err(settings.error(key, &format!("{wanted}, as the encoder has it")));
+            }
+        }
+        let area = (side * merge).pow(2);
+        let sizing = match vision.sizing {
+            Sizing::Area { min, max } => {
+                let count = |key: &str, old: &str| -> Result<Option<usize>, Error> {
+                    Ok(settings.count("size", key, 1 << 40)?.or(settings.count("", old, 1 << 40)?))
+                };
+                let min = count("shortest_edge", "min_pixels")?.unwrap_or(min);
+                let max = count("longest_edge", "max_pixels")?.unwrap_or(max).min(max_features.saturating_mul(area));
+                Sizing::Area { min: min.min(max), max }
+            }
+            Sizing::Features { max } => {
+                let max = settings.count("", "max_soft_tokens", 1 << 20)?.unwrap_or(max);
+                Sizing::Features { max: max.min(max_features) }
+            }
+        };
+        if !settings.flag("do_resize", true)? || !settings.flag("do_rescale", true)? {
+            return Err(settings.error("do_resize", "true, and do_rescale too"));
+        }
+        let scale = match settings.values.get("rescale_factor").and_then(Value::as_f64) {
+            Some(scale) if scale > 0.0 && scale.is_finite() => scale,
+            Some(_) => return Err(settings.error("rescale_factor", "more than 0")),
+            None => 1.0 / 255.0,
+        };
+        let clip = |key: &str| -> Option<[f32; 3]> { checkpoint.meta().opt_f32s(key).ok()??.try_into().ok() };
+        let [mean, std] = vision.mean_std;
+        let mean = settings.channels("image_mean")?.or_else(|| clip("clip.vision.image_mean")).unwrap_or([mean; 3]);
+        let std = settings.channels("image_std")?.or_else(|| clip("clip.vision.image_std")).unwrap_or([std; 3]);
+        if std.iter().any(|v| !(v.is_finite() && *v > 0.0)) || mean.iter().any(|v| !v.is_finite()) {
+            return Err(settings.error("image_std", "numbers above 0"));
+        }
+        let is_plain = mean == [0.0; 3] && std == [1.0; 3];
+        let mean_std = (settings.flag("do_normalize", !is_plain)? && !is_plain).then(|| {
+            // The original scales these instead of the pixels, in f32.
+            let stretch = (1.0 / scale) as f32;
+            [mean.map(|v| v * stretch), std.map(|v| v * stretch)]
+        });
+        let (Positions::Interpolated { table, .. } | Positions::ByAxis { table, .. }) = &vision.positions;
+        Ok(Processor {
+            patches: vision.patches,
+            positions: vision.positions.clone(),
+            sizing,
+            scale: scale as f32,
+            mean_std,
+            is_centered: vision.is_centered,
+            table: backend::weights::vector(checkpoint, table)?,
+        })
+    }
+
+    /// Features of the largest image.
+    pub fn max_features(&self) -> usize {
+        let area = (self.patches.side * self.patches.merge).pow(2);
+        match self.sizing {
+            Sizing::Area { max, .. } => (max / area).max(1),
+            Sizing::Features { max } => max,
+        }
+    }
+
+    /// The rows of an image.
+    ///
+    /// # Errors
+    /// Its shape cannot be brought to a size that the encoder takes.
+    pub fn rows(&self, image: &Image) -> Result<Rows, Error> {
+        let shape = |why: String| Error::Shape { width: image.width, height: image.height, why };
+        let [height, width] = self.size(image.height, image.width).map_err(shape)?;
+        let pixels = resize::resize(image, width, height);
+        let Patches { side, merge, order, d_position } = self.patches;
+        let [n_rows, n_cols] = [height / side, width / side];
+        let (PixelOrder::Channels { n_frames } | PixelOrder::Pixels { n_frames }) = order;
+        let n_patches = n_rows * n_cols;
+        let mut rows = Vec::with_capacity(n_patches * (3 * n_frames * side * side + d_position));
+        let mut places = Vec::with_capacity(n_patches);
+        // The patches of a feature follow each other.
+        for feature in 0..n_patches / (merge * merge) {
+            let (above, left) = (feature / (n_cols / merge) * merge, feature % (n_cols / merge) * merge);
+            for patch in 0..merge * merge {
+                let (row, col) = (above + patch / merge, left + patch % merge);
+                places.push([row as u32, col as u32]);
+                let at = |y: usize, x: usize, c: usize| {
+                    self.number(pixels[((row * side + y) * width + col * side + x) * 3 + c], c)
+                };
+                match order {
+                    PixelOrder::Channels { .. } => {
+                        for c in 0..3 {
+                            let plane = (0..side * side).map(|i| at(i / side, i % side, c));
+                            (0..n_frames).for_each(|_| rows.extend(plane.clone()));
+                        }
+                    }
+                    PixelOrder::Pixels { .. } => {
+                        let plane = (0..3 * side * side).map(|i| at(i / 3 / side, i / 3 % side, i % 3));
+                        (0..n_frames).for_each(|_| rows.extend(plane.clone()));
+                    }
+                }
+                self.position([row, col], [n_rows, n_cols], &mut rows).map_err(shape)?;
+            }
+        }
+        Ok(Rows { rows, places, grid: [n_rows / merge, n_cols / merge] })
+    }
+
+    /// The number of a byte.
+    fn number(&self, byte: u8, channel: usize) -> f32 {
+        let v = match self.mean_std {
+            Some([mean, std]) => (f32::from(byte) - mean[channel]) / std[channel],
+            None => f32::from(byte) * self.scale,
+        };
+        if self.is_centered { 2.0 * (v - 0.5) } else { v }
+    }
+
+    /// Appends the learned position of a patch.
+    fn position(&self, [row, col]: [usize; 2], grid: [usize; 2], out: &mut Vec<f32>) -> Result<(), String> {
+        let d = self.patches.d_position;
+        let from_table = |i: usize| &self.table[i * d..][..d];
+        match self.positions {
+            Positions::Interpolated { side, .. } => {
+                // The first patch is at the first row, the last at the last.
+                let at = |i: usize, n: usize| {
+                    let at = (i * (side - 1)) as f32 / (n.max(2) - 1) as f32;
+                    let floor = (at as usize).min(side - 1);
+                    (floor, (floor + 1).min(side - 1), at - floor as f32)
+                };
+                let ((y0, y1, dy), (x0, x1, dx)) = (at(row, grid[0]), at(col, grid[1]));
+                let corners = [
+                    (y0 * side + x0, (1.0 - dy) * (1.0 - dx)),
+                    (y0 * side + x1, (1.0 - dy) * dx),
+                    (y1 * side + x0, dy * (1.0 - dx)),
+                    (y1 * side + x1, dy * dx),
+                ];
+                let corners = corners.map(|(i, share)| (from_table(i), share));
+                out.extend((0..d).map(|i| corners.iter().map(|(row, share)| row[i] * share).sum::<f32>()));
+            }
+            Positions::ByAxis { n, .. } => {
+                if row >= n || col >= n {
+                    return Err(format!(
+                        "its patches have more than {n} rows or columns, which the encoder has positions for"
+                    ));
+                }
+                out.extend(from_table(col).iter().zip(from_table(n + row)).map(|(x, y)| x + y));
+            }
+        }
+        Ok(())
+    }
+
+    /// Height and width that an image is scaled to.
+    fn size(&self, height: usize, width: usize) -> Result<[usize; 2], String> {
+        let Patches { side, merge, .. } = self.patches;
+        let factor = side * merge;
+        let (h, w, f) = (height as f64, width as f64, factor as f64);
+        match self.sizing {
+            // smart_resize of transformers' Qwen2VLImageProcessor.
+            Sizing::Area { min, max } => {
+                if height.max(width) > MAX_ASPECT * height.min(width) {
+                    return Err(format!("one side is more than {MAX_ASPECT} times as long as the other"));
+                }
+                let nearest = |v: f64| ((v / f).round_ties_even() as usize) * factor;
+                let mut size = [nearest(h), nearest(w)];
+                let area = size[0] * size[1];
+                if area > max {
+                    let beta = (h * w / max as f64).sqrt();
+                    size = [h, w].map(|v| ((v / beta / f).floor() as usize * factor).max(factor));
+                } else if area < min {
+                    let beta = (min as f64 / (h * w)).sqrt();
+                    size = [h, w].map(|v| (v * beta / f).ceil() as usize * factor);
+                }
+                Ok(size)
+            }
+            // get_aspect_ratio_preserving_size of transformers' Gemma4ImageProcessor.
+            Sizing::Features { max } => {
+                let target = (max * merge * merge * side * side) as f64;
+                let stretch = (target / (h * w)).sqrt();
+                let [mut th, mut tw] = [h, w].map(|v| (stretch * v / f).floor() as usize * factor);
+                let longest = max * factor;
+                match (th, tw) {
+                    (0, 0) => return Err("it would have no pixels".into()),
+                    (0, _) => (th, tw) = (factor, ((w / h).floor() as usize * factor).min(longest)),
+                    (_, 0) => (th, tw) = (((h / w).floor() as usize * factor).min(longest), factor),
+                    _ => {}
+                }
+                match (th * tw) as f64 > target {
+                    true => Err(format!("at {tw} by {th} pixels it has more than {max} features")),
+                    false => Ok([th, tw]),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! What a model that sees has besides its text model: the encoder, in the model's own files or in one alongside them.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result, bail, ensure};
+use backend::reference::Reference;
+use backend::residency::Policy;
+use backend::{Backend, CacheType};
+use checkpoint::Checkpoint;
+use cpu::Cpu;
+use engine::images::{self, Encoder, Pictures, Placed};
+use engine::tokenizer::{Encode, Tokenizer};
+use model::vision::{self, Vision};
+
+use super::{EngineSetup, Model};
+use crate::args::SightArgs;
+use crate::device::Chosen;
+use crate::input;
+
+/// Longest file of an image, in bytes.
+const MAX_IMAGE_BYTES: u64 = 64 << 20;
+
+/// The encoder of a model, not started.
+pub struct Sight {
+    vision: Vision,
+    checkpoint: Arc<Checkpoint>,
+    max_features: usize,
+}
+
+impl Model {
+    /// Returns the same with places for images in its plan, and the encoder, where it has one: in its own files, in the
+    /// file that is named, or in a file called mmproj next to a GGUF file. On a GPU a model sees nothing.
+    ///
+    /// # Errors
+    /// The encoder is named and is none, or is another model's; or it is unsupported.
+    pub fn seeing(self, args: &SightArgs, setup: &EngineSetup) -> Result<Model> {
+        if !setup.may_see() {
+            ensure!(args.mmproj.is_none(), "--mmproj requires --backend cpu");
+            return Ok(self);
+        }
+        let found = args.mmproj.clone().or_else(|| alongside(&self.checkpoint));
+        let file = found.as_deref().map(open).transpose()?;
+        let Some((plan, vision)) = vision::open(&self.checkpoint, &self.plan, file.as_deref())? else {
+            ensure!(args.mmproj.is_none(), "failed to open --mmproj: {} takes no images", self.plan.arch);
+            return Ok(self);
+        };
+        let checkpoint = file.unwrap_or_else(|| Arc::clone(&self.checkpoint));
+        let sight = Some(Sight { vision, checkpoint, max_features: args.image_tokens });
+        Ok(Model { plan, sight, ..self })
+    }
+}
+
+impl Sight {
+    /// Returns the encoder, on the reference where the text model computes there, else on the CPU.
+    ///
+    /// # Errors
+    /// Its settings are invalid.
+    pub fn encoder(self, setup: &EngineSetup) -> Result<Encoder> {
+        let backend: Box<dyn Backend + Send> = match setup.kind() {
+            Chosen::Reference => Box::new(Reference),
+            Chosen::Cpu | Chosen::Cuda | Chosen::Metal => {
+                Box::new(Cpu { cache: CacheType::F32, ..setup.cpu(Policy::Mapped)? })
+            }
+        };
+        Ok(Encoder::new(self.vision, self.checkpoint, backend, self.max_features)?)
+    }
+
+    /// Bytes that the encoder takes for the largest image.
+    ///
+    /// # Errors
+    /// As [`Sight::encoder`].
+    pub fn footprint(&self, setup: &EngineSetup) -> Result<usize> {
+        let Sight { vision, checkpoint, max_features } = self;
+        let own = Sight { vision: vision.clone(), checkpoint: Arc::clone(checkpoint), max_features: *max_features };
+        Ok(own.encoder(setup)?.footprint().total())
+    }
+
+    /// Returns the encoder and the tokens of images.
+    ///
+    /// # Errors
+    /// As [`Sight::encoder`], and where the vocabulary lacks such a token.
+    pub(super) fn open(self, setup: &EngineSetup, tokenizer: &Tokenizer) -> Result<Eyes> {
+        let tokens = &self.vision.tokens;
+        let id = |known: Option<u32>, text: &str| {
+            let id = known.or_else(|| tokenizer.token_to_id(text)).filter(|&id| (id as usize) < tokenizer.n_vocab());
+            id.with_context(|| format!("failed to show images to the model: it has no token {text}"))
+        };
+        let feature = id(tokens.feature, tokens.feature_text)?;
+        let [front, after] = [0, 1].map(|i| id(tokens.around_ids[i], tokens.around[i]));
+        let around = [front?, after?];
+        let vision = self.vision.clone();
+        Ok(Eyes { encoder: Mutex::new(self.encoder(setup)?), vision, feature, around })
+    }
+}
+
+/// The encoder of a loaded model, and the tokens of images.
+pub struct Eyes {
+    encoder: Mutex<Encoder>,
+    vision: Vision,
+    feature: u32,
+    /// In front of an image and after it.
+    around: [u32; 2],
+}
+
+impl Eyes {
+    /// Returns an empty prompt.
+    pub fn prompt<'a>(&'a self, tokenizer: &'a Tokenizer) -> SeenPrompt<'a> {
+        SeenPrompt { eyes: self, tokenizer, tokens: Vec::new(), images: Vec::new(), is_begun: false }
+    }
+}
+
+/// A prompt of texts and images.
+pub struct SeenPrompt<'a> {
+    eyes: &'a Eyes,
+    tokenizer: &'a Tokenizer,
+    tokens: Vec<u32>,
+    images: Vec<Placed>,
+    is_begun: bool,
+}
+
+impl SeenPrompt<'_> {
+    /// Appends text that a template or a user wrote for the model, special tokens included.
+    pub fn push_text(&mut self, text: &str) {
+        let add_special = !std::mem::replace(&mut self.is_begun, true);
+        let more = self.tokenizer.encode(text, Encode { add_special, parse_special: true });
+        // Templates that write the begin-of-text token themselves would get it twice.
+        let twice = add_special && self.tokenizer.bos().is_some_and(|bos| more.starts_with(&[bos, bos]));
+        self.tokens.extend_from_slice(&more[usize::from(twice)..]);
+    }
+
+    /// Appends the image of a file.
+    ///
+    /// # Errors
+    /// It is no image, or the encoder fails.
+    pub fn push_image(&mut self, file: &[u8]) -> Result<(), images::Error> {
+        let features = self.eyes.encoder.lock().unwrap_or_else(PoisonError::into_inner).see(file)?;
+        let [front, after] = self.eyes.around;
+        self.tokens.push(front);
+        let first = self.tokens.len();
+        self.tokens.resize(first + features.len(), self.eyes.feature);
+        self.tokens.push(after);
+        self.images.push(Placed { first, features });
+        Ok(())
+    }
+
+    /// Returns its tokens and where its images are.
+    pub fn finish(self) -> (Vec<u32>, Pictures) {
+        (self.tokens, Pictures::at(&self.eyes.vision, self.eyes.feature, self.images))
+    }
+}
+
+/// Returns the bytes of an image's file.
+///
+/// # Errors
+/// It cannot be read, or is longer than 64 MiB.
+pub fn image_file(path: &Path) -> Result<Vec<u8>> {
+    input::bytes_up_to(path, MAX_IMAGE_BYTES)
+}
+
+/// Returns the file of an encoder in the folder of a GGUF file, by its name; the first by name of several.
+fn alongside(checkpoint: &Checkpoint) -> Option<PathBuf> {
+    let path = checkpoint.path();
+    if !path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf")) {
+        return None;
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let is_encoder = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        name.contains("mmproj") && name.ends_with(".gguf")
+    };
+    let files = std::fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    files.filter(is_encoder).min()
+}
+
+fn open(path: &Path) -> Result<Arc<Checkpoint>> {
+    let checkpoint = checkpoint::open(path)?;
+    let arch = checkpoint.meta().opt_str("general.architecture").ok().flatten();
+    if arch != Some("clip") {
+        bail!("failed to open {}: it is no image encoder (mmproj)", path.display());
+    }
+    Ok(Arc::new(checkpoint))
+}

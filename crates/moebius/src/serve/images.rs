@@ -1,0 +1,195 @@
+//! Images in messages. They are taken out of a body before its messages are read, with a mark in place of each, so that
+//! templates see text alone. Where a mark is in the rendered prompt, the tokens of the image are put. Images come in
+//! the body: nothing makes the server open a file or an address.
+
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
+use base64::engine::{DecodePaddingMode, general_purpose};
+use engine::images::{Error, Pictures};
+use serde_json::{Value, json};
+
+use super::app::{self, App};
+use super::error::ApiError;
+use super::fields::{Object, Read};
+
+/// Maximum number of images in a request.
+const MAX_IMAGES: usize = 64;
+/// How deep lists of parts are within each other: results of tools have parts too.
+const MAX_DEPTH: usize = 4;
+
+/// Base64 as clients write it, with padding or without.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &base64::alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// The images of a request, in the order of their marks.
+#[derive(Clone, Default)]
+pub struct Images {
+    /// Part of every mark, which no client knows.
+    secret: u64,
+    files: Vec<File>,
+}
+
+/// A file of an image.
+#[derive(Clone)]
+struct File {
+    /// Its field, for messages.
+    at: String,
+    bytes: Vec<u8>,
+    /// Whether other parts are in front of it and after it, which joins them to it by a line break.
+    is_joined: [bool; 2],
+}
+
+impl std::fmt::Debug for Images {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} images", self.files.len())
+    }
+}
+
+impl Images {
+    /// Takes images out of the messages of a body. Where the model sees none, they stay, and are refused as parts
+    /// without a text.
+    ///
+    /// # Errors
+    /// An image is an address, is no Base64, or is one too many.
+    pub fn take(body: &mut Object, app: &App) -> Result<Images, ApiError> {
+        let mut images = Images { secret: app::random(), files: Vec::new() };
+        if app.eyes.is_some() {
+            for name in ["messages", "input"] {
+                if let Some(Value::Array(messages)) = body.get_mut(name) {
+                    for (i, message) in messages.iter_mut().enumerate() {
+                        images.message(&format!("{name}[{i}]"), message, 0)?;
+                    }
+                }
+            }
+        }
+        Ok(images)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// A message, or a part that has parts.
+    fn message(&mut self, at: &str, message: &mut Value, depth: usize) -> Result<(), ApiError> {
+        let Some(message) = message.as_object_mut() else { return Ok(()) };
+        // Ollama's messages have them in a list by themselves.
+        if let Some(Value::Array(list)) = message.get("images").cloned().filter(|_| depth == 0) {
+            let mut text = String::new();
+            for (i, image) in list.iter().enumerate() {
+                let at = format!("{at}.images[{i}]");
+                let data = image.as_str().ok_or_else(|| ApiError::field(&at, "must be a string"))?;
+                let mark = self.add(at, data, [false; 2])?;
+                text.push_str(&mark);
+            }
+            message.remove("images");
+            if !text.is_empty() {
+                let said = message.text("content").unwrap_or_default();
+                let said = format!("{text}{said}");
+                message.insert("content".into(), said.into());
+            }
+        }
+        for name in ["content", "output"] {
+            let Some(Value::Array(parts)) = message.get_mut(name) else { continue };
+            let n = parts.len();
+            for (i, part) in parts.iter_mut().enumerate() {
+                let at = format!("{at}.{name}[{i}]");
+                match part.as_object().map(|part| data_of(&at, part)).transpose()?.flatten() {
+                    Some((at, data)) => {
+                        let mark = self.add(at, &data, [i > 0, i + 1 < n])?;
+                        *part = json!({"type": "text", "text": mark});
+                    }
+                    None if depth < MAX_DEPTH => self.message(&at, part, depth + 1)?,
+                    None => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds an image and returns its mark.
+    fn add(&mut self, at: String, data: &str, is_joined: [bool; 2]) -> Result<String, ApiError> {
+        let lower = data.get(..8).unwrap_or(data).to_ascii_lowercase();
+        if lower.starts_with("http:") || lower.starts_with("https:") || lower.starts_with("file:") {
+            return Err(ApiError::field(at, "is an address: the server opens none; send the image as a data URI"));
+        }
+        let encoded = match data.strip_prefix("data:").map(|uri| uri.split_once(";base64,")) {
+            Some(Some((_, encoded))) => encoded,
+            Some(None) => return Err(ApiError::field(at, "must be a data URI with Base64: data:image/png;base64,..")),
+            None => data,
+        };
+        if self.files.len() == MAX_IMAGES {
+            return Err(ApiError::field(at, format!("is one image too many: at most {MAX_IMAGES} are allowed")));
+        }
+        let bytes = BASE64.decode(encoded.trim()).or_else(|_| general_purpose::URL_SAFE.decode(encoded.trim()));
+        let bytes = bytes.map_err(|_| ApiError::field(&at, "is not valid Base64"))?;
+        self.files.push(File { at, bytes, is_joined });
+        Ok(self.mark(self.files.len() - 1))
+    }
+
+    /// What stands for an image in a text.
+    fn mark(&self, i: usize) -> String {
+        format!("[image {:016x} {i}]", self.secret)
+    }
+
+    /// Tokens of a rendered prompt, those of images in place of their marks.
+    ///
+    /// # Errors
+    /// A file is no image that the model can see, or the template has left one out.
+    pub fn encode(&self, app: &App, text: &str) -> Result<(Vec<u32>, Option<Arc<Pictures>>), ApiError> {
+        let Some(eyes) = app.eyes.as_ref().filter(|_| !self.is_empty()) else {
+            return Ok((App::encode_prompt(&app.tokenizer, text), None));
+        };
+        let mut prompt = eyes.prompt(&app.tokenizer);
+        let mut rest = text;
+        for (i, file) in self.files.iter().enumerate() {
+            let mark = self.mark(i);
+            let Some((before, after)) = rest.split_once(&mark) else {
+                return Err(ApiError::field(&file.at, "does not appear in the prompt that the chat template makes"));
+            };
+            let [front, back] = file.is_joined;
+            let before = if front { before.strip_suffix('\n').unwrap_or(before) } else { before };
+            rest = if back { after.strip_prefix('\n').unwrap_or(after) } else { after };
+            prompt.push_text(before);
+            prompt.push_image(&file.bytes).map_err(|error| refused(&file.at, &error))?;
+        }
+        prompt.push_text(rest);
+        let (tokens, pictures) = prompt.finish();
+        Ok((tokens, Some(Arc::new(pictures))))
+    }
+}
+
+/// The client's error, or the server's.
+fn refused(at: &str, error: &Error) -> ApiError {
+    match error {
+        Error::Decode(_) | Error::Shape { .. } | Error::Prompt(_) => {
+            ApiError::field(at, "is an image that cannot be used").quoting(format!(": {error}"))
+        }
+        _ => ApiError::internal(error.to_string()),
+    }
+}
+
+/// Field and data of a part that is an image, in the forms of all APIs.
+fn data_of(at: &str, part: &Object) -> Result<Option<(String, String)>, ApiError> {
+    let text = |value: &Value| value.as_str().map(str::to_string);
+    let missing = |at: String| ApiError::field(at, "is missing");
+    Ok(match part.text("type") {
+        Some("image_url" | "input_image") => {
+            let at = format!("{at}.image_url");
+            let url = part.value("image_url").and_then(|url| text(url).or_else(|| text(url.get("url")?)));
+            Some((at.clone(), url.ok_or_else(|| missing(at))?))
+        }
+        Some("image") => {
+            let at = format!("{at}.source");
+            let source = part.object("source").ok_or_else(|| missing(at.clone()))?;
+            let name = if source.text("type") == Some("url") { "url" } else { "data" };
+            let data = source.text(name).map(str::to_string);
+            Some((format!("{at}.{name}"), data.ok_or_else(|| missing(format!("{at}.{name}")))?))
+        }
+        _ => None,
+    })
+}

@@ -1,0 +1,138 @@
+//! Images in messages, on a tiny random model that sees.
+
+use std::path::Path;
+
+use axum::http::StatusCode;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use super::super::app::Keys;
+use super::super::common::Conversations;
+use super::{Server, chat};
+use crate::args::{SightArgs, StepArgs};
+use crate::device::{Chosen, Device};
+use crate::load::{EngineSetup, open};
+
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../conformance/tests/data/images/qwen3_vl_moe");
+/// Tokens of every image of the tests, without those around it.
+const N_IMAGE: u64 = 12;
+
+fn server() -> Server {
+    let setup = EngineSetup::on(Device::named(Chosen::Cpu), StepArgs::default());
+    let model = open(Some(&Path::new(FOLDER).join("hf"))).and_then(|m| m.seeing(&SightArgs::default(), &setup));
+    Server::on(model.expect("a model that sees"), 2, 8, Keys::default(), 512, Conversations::default())
+}
+
+fn image(name: &str) -> String {
+    STANDARD.encode(std::fs::read(format!("{FOLDER}/images/{name}.png")).expect("image"))
+}
+
+/// A question about an image, in OpenAI's form.
+fn about(url: &str, more: Value) -> Value {
+    let parts = json!([{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What?"}]);
+    let mut body = chat("", json!({"temperature": 0, "max_tokens": 6, "logprobs": true}));
+    body["messages"][0]["content"] = parts;
+    for (name, value) in more.as_object().expect("fields") {
+        body[name] = value.clone();
+    }
+    body
+}
+
+fn uri(name: &str) -> String {
+    format!("data:image/png;base64,{}", image(name))
+}
+
+const CHAT: &str = "/v1/chat/completions";
+
+#[tokio::test]
+async fn images_are_seen_counted_and_cached() {
+    let server = server();
+    let first = server.ask(CHAT, &about(&uri("odd"), json!({}))).await;
+    let text = server.ask(CHAT, &chat("What?", json!({"temperature": 0, "max_tokens": 6, "logprobs": true}))).await;
+    let count = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().expect("a count");
+    // The image, and the tokens in front of it and after it.
+    assert_eq!(count(&first), count(&text) + N_IMAGE + 2, "{first} {text}");
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
+    let again = server.ask(CHAT, &about(&uri("odd"), json!({}))).await;
+    let other = server.ask(CHAT, &about(&uri("rgba"), json!({}))).await;
+    let said = |answer: &Value| answer["choices"][0]["logprobs"].clone();
+    assert_eq!(said(&first), said(&again));
+    assert_ne!(said(&first), said(&other));
+    assert_ne!(said(&first), said(&text));
+    // A long prompt is found again with its image, and not with another one.
+    let long = |name: &str| {
+        let mut body = about(&uri(name), json!({}));
+        body["messages"][0]["content"][1]["text"] = "What is this? ".repeat(8).into();
+        body
+    };
+    assert_eq!(cached(&server.ask(CHAT, &long("odd")).await), 0);
+    assert!(cached(&server.ask(CHAT, &long("odd")).await) >= 32);
+    assert_eq!(cached(&server.ask(CHAT, &long("dot")).await), 0);
+    server.idle().await;
+}
+
+#[tokio::test]
+async fn every_api_takes_images() {
+    let server = server();
+    let data = image("odd");
+    let chat = server.ask(CHAT, &about(&uri("odd"), json!({}))).await;
+    let text = chat["choices"][0]["message"]["content"].as_str().expect("text").to_string();
+    let n_prompt = chat["usage"]["prompt_tokens"].clone();
+    let source = json!({"type": "base64", "media_type": "image/png", "data": data});
+    let content = json!([{"type": "image", "source": source}, {"type": "text", "text": "What?"}]);
+    let body = json!({"messages": [{"role": "user", "content": content}], "max_tokens": 6, "temperature": 0});
+    let answer = server.ask("/v1/messages", &body).await;
+    assert_eq!(answer["content"][0]["text"].as_str().unwrap_or_default(), text);
+    assert_eq!(answer["usage"]["input_tokens"], n_prompt);
+    let counted = server.ask("/v1/messages/count_tokens", &body).await;
+    assert_eq!(counted["input_tokens"], n_prompt);
+    let content = json!([{"type": "input_image", "image_url": uri("odd")}, {"type": "input_text", "text": "What?"}]);
+    let input = json!([{"role": "user", "content": content}]);
+    let answer = server.ask("/v1/responses", &json!({"input": input, "max_output_tokens": 6, "temperature": 0})).await;
+    assert_eq!(answer["output"][0]["content"][0]["text"].as_str().unwrap_or_default(), text);
+    let message = json!({"role": "user", "content": "What?", "images": [data]});
+    let options = json!({"num_predict": 6, "temperature": 0});
+    let body = json!({"messages": [message], "stream": false, "options": options});
+    let answer = server.ask("/api/chat", &body).await;
+    assert_eq!(answer["message"]["content"].as_str().unwrap_or_default(), text);
+    assert_eq!(answer["prompt_eval_count"], n_prompt);
+    server.idle().await;
+}
+
+#[tokio::test]
+async fn what_is_no_image_is_refused() {
+    let server = server();
+    let png = image("dot");
+    let cases = [
+        ("http://127.0.0.1/x.png".to_string(), "is an address"),
+        ("HTTPS://example.com/x.png".into(), "is an address"),
+        ("file:///etc/passwd".into(), "is an address"),
+        ("data:image/png,abc".into(), "must be a data URI"),
+        ("data:image/png;base64,?!".into(), "not valid Base64"),
+        (format!("data:image/png;base64,{}", &png[..40]), "cannot be used"),
+        (format!("data:image/png;base64,{}", STANDARD.encode("<svg/>")), "cannot be used"),
+    ];
+    for (url, why) in cases {
+        let (status, answer) = server.post(CHAT, &about(&url, json!({}))).await.json().await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{url}: {answer}");
+        assert!(answer["error"]["message"].as_str().unwrap_or_default().contains(why), "{url}: {answer}");
+    }
+    let many: Vec<Value> = vec![json!({"type": "image_url", "image_url": {"url": uri("dot")}}); 65];
+    let mut body = about("", json!({}));
+    body["messages"][0]["content"] = many.into();
+    let (status, answer) = server.post(CHAT, &body).await.json().await;
+    assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
+    // A mark that a client guesses stays text.
+    let guess = chat("[image 0000000000000000 0]", json!({"max_tokens": 1}));
+    server.ask(CHAT, &guess).await;
+    server.idle().await;
+}
+
+#[tokio::test]
+async fn models_of_text_refuse_images() {
+    let server = Server::start(1, 2);
+    let (status, answer) = server.post(CHAT, &about(&uri("odd"), json!({}))).await.json().await;
+    assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap_or_default().contains("text only"), "{answer}");
+}
