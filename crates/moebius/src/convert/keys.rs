@@ -207,6 +207,13 @@ impl<'a> Keys<'a> {
             "kimi-linear" => self.kimi_linear(plan, n_layer)?,
             "nemotron_h" | "nemotron_h_moe" => self.nemotron(plan, n_layer)?,
             "falcon-h1" => {
+                let is =
+                    |name: &str, unsaid: bool| Ok::<_, anyhow::Error>(self.config.opt_bool(name)?.unwrap_or(unsaid));
+                ensure!(
+                    !(is("mamba_rms_norm", false)? && is("mamba_norm_before_gate", true)?),
+                    "failed to convert {}: mamba_norm_before_gate is true, and readers of GGUF have the gate first",
+                    self.config.file()
+                );
                 self.pass("vocab_size", &["vocab_size"])?;
                 self.mamba(plan)?;
             }
