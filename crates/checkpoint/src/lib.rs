@@ -68,7 +68,7 @@ use quant::{PlaneBytes, Planes, WeightType};
 pub struct TensorInfo {
     /// Name in the file, e.g. `blk.0.attn_q.weight`; 1 to 64 bytes in GGUF, to 256 in a folder.
     pub name: String,
-    /// Shape, slowest axis first (GGUF stores it the other way round); 1 to 4 axes, none of them 0. Axes of length 1
+    /// Shape, slowest axis first (GGUF stores it the other way round); 1 to 5 axes, none of them 0. Axes of length 1
     /// are kept as in the file. Of packed weights, the shape of the values, not of the words.
     pub shape: Vec<usize>,
     /// Weight type.

@@ -19,7 +19,7 @@ use crate::{Error, Extent, Metadata, TensorInfo, Unreadable};
 /// Keys of the config that say how weights are quantized.
 pub(super) const PREFIX: &str = "quantization.";
 /// Maximum number of axes of a readable tensor.
-const MAX_AXES: usize = 4;
+const MAX_AXES: usize = 5;
 
 /// Maximum number of bits of a packed value, far above those in use.
 const MAX_BITS: usize = 16;

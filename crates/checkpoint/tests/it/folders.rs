@@ -178,7 +178,7 @@ fn odd_but_good_headers() {
         ("i", "failed to read here/model.safetensors: tensor i: type I64 is not supported"),
         ("new", "failed to read here/model.safetensors: tensor new: type F2 is not supported"),
         ("f4", "tensor f4: type F4 is not supported"),
-        ("scalar", "tensor scalar: shape [] is not supported: 1 to 4 axes, none of them 0"),
+        ("scalar", "tensor scalar: shape [] is not supported: 1 to 5 axes, none of them 0"),
         ("empty", "tensor empty: shape [0, 4] is not supported"),
         ("conv", "tensor conv: shape [1, 1, 1, 1, 1] is not supported"),
     ] {
