@@ -8,6 +8,7 @@
 mod keys;
 pub mod mlx;
 mod recipe;
+mod recurrent;
 mod states;
 mod weights;
 
