@@ -64,8 +64,8 @@ fn what_cannot_be_stretched_says_so() {
     let linear = Stretch { rule: StretchRule::Linear, ..yarn };
     type Change = fn(&mut Header);
     let cases: &[(Change, Stretch, &str)] = &[
-        (|h| drop(h.set("qwen3.rope.scaling.type", "linear")), yarn, "is linear, which yarn cannot replace"),
-        (|h| drop(h.set("qwen3.rope.scaling.type", "yarn")), linear, "is yarn, which linear cannot replace"),
+        (|h| _ = h.set("qwen3.rope.scaling.type", "linear"), yarn, "is linear, which yarn cannot replace"),
+        (|h| _ = h.set("qwen3.rope.scaling.type", "yarn"), linear, "is yarn, which linear cannot replace"),
         (|_| (), Stretch { factor: 1e6, ..yarn }, "context_length: is 4096000000, expected 1 to 16777216"),
         (|_| (), Stretch { n_ctx_orig: Some(0), ..yarn }, "original_context_length: is 0, expected 1"),
     ];
