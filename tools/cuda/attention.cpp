@@ -36,10 +36,10 @@ static int test(const Case& of) {
         if (!of.singles || c.len > 1) n_prompt += c.len, n_prompts++;
         for (u32 p = 0; p < (c.pos + c.len + PAGE - 1) / PAGE; p++) pages.push_back(n_pages++);
     }
-    // In any order; page 0 is of nobody.
+    // In any order; no sequence has page 0.
     for (size_t i = pages.size(); i > 1; i--) std::swap(pages[i - 1], pages[(u32)(random_number() * 1e6f + 1e6f) % i]);
     const size_t n_cache = (size_t)n_pages * of.n_kv * PAGE * D_K;
-    // What nobody wrote is NaN.
+    // What was never written is NaN.
     Array<u16> keys(n_cache, 0x7e00), values(n_cache, 0x7e00);
     Array<float> q((size_t)rows * n_head * D_K), sinks(n_head), out((size_t)rows * n_head * D_V, NAN);
     for (float& x : q) x = 4 * random_number();

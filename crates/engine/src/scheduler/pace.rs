@@ -134,7 +134,7 @@ impl Pace {
     }
 }
 
-/// Returns how much longer than the target a step may take in which so many sequences decode.
+/// Returns how much longer than the target a step may take that decodes N sequences.
 fn crowd(n_decoding: usize) -> f64 {
     /// Sequences up to which it takes no longer, and from which it takes twice as long.
     const FEW: usize = 32;
@@ -248,7 +248,7 @@ mod tests {
         }
     }
 
-    /// Seconds of an H200 for steps of so many tokens: Qwen3-30B-A3B, as `bench` measures them.
+    /// Seconds of an H200 for a step of N tokens: Qwen3-30B-A3B, as `bench` measures them.
     fn h200(n: usize) -> f64 {
         const MS: [(f64, f64); 9] = [
             (0.0, 1.0),
