@@ -31,7 +31,7 @@ async fn what_is_wrong_is_named() {
         (PATH, json!({"messages": [{"role": "king", "content": ""}]}), 400, "messages[0].role", "must be one of"),
         (PATH, json!({"messages": [{"role": "user"}]}), 400, "messages[0].content", "is missing"),
         (PATH, json!({"messages": [{"role": "user", "content": 5}]}), 400, "messages[0].content", "must be a string"),
-        (PATH, json!({"messages": image}), 400, "messages[0].content[0].type", "only text is supported"),
+        (PATH, json!({"messages": image}), 400, "messages[0].content[0].type", "this model reads text only"),
         (PATH, chat("x", json!({"temperature": "hot"})), 400, "temperature", "must be a number"),
         (PATH, chat("x", json!({"temperature": -1})), 400, "temperature", "must be a number"),
         (PATH, chat("x", json!({"top_p": 1.5})), 400, "top_p", "from 0 to 1"),

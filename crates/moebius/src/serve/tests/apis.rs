@@ -156,7 +156,7 @@ async fn each_api_says_errors_in_its_own_shape() {
     let cases = [
         ("/v1/messages", json!({"messages": user(json!("x"))}), "`max_tokens` is missing"),
         ("/v1/messages", json!({"messages": [], "max_tokens": 1}), "`messages` is empty"),
-        ("/v1/messages", json!({"messages": user(json!([image])), "max_tokens": 1}), "only text is supported"),
+        ("/v1/messages", json!({"messages": user(json!([image])), "max_tokens": 1}), "this model reads text only"),
         (
             "/v1/messages",
             json!({"messages": [{"role": "tool", "content": "x"}], "max_tokens": 1}),
