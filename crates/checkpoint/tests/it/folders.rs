@@ -167,7 +167,7 @@ fn odd_but_good_headers() {
         r#"{"__metadata__":{"format":"pt","more":"x"},"i":{"dtype":"I64","shape":[2],"data_offsets":[0,16]},
             "new":{"dtype":"F2","shape":[3],"data_offsets":[16,17]},"scalar":{"dtype":"F32","shape":[],"data_offsets":[17,21]},
             "empty":{"dtype":"F32","shape":[0,4],"data_offsets":[21,21]},"f4":{"dtype":"F4","shape":[3],"data_offsets":[21,23]},
-            "conv":{"dtype":"BF16","shape":[1,1,1,1,1],"data_offsets":[23,25]},
+            "conv":{"dtype":"BF16","shape":[1,1,1,1,1,1],"data_offsets":[23,25]},
             "gap":{"dtype":"F16","shape":[1,2],"data_offsets":[27,31]}}"#,
         40,
     );
@@ -180,7 +180,7 @@ fn odd_but_good_headers() {
         ("f4", "tensor f4: type F4 is not supported"),
         ("scalar", "tensor scalar: shape [] is not supported: 1 to 5 axes, none of them 0"),
         ("empty", "tensor empty: shape [0, 4] is not supported"),
-        ("conv", "tensor conv: shape [1, 1, 1, 1, 1] is not supported"),
+        ("conv", "tensor conv: shape [1, 1, 1, 1, 1, 1] is not supported"),
     ] {
         let found = model.find(name).unwrap_err().to_string();
         assert!(found.contains(wanted), "found {found}\nwanted {wanted}");

@@ -94,7 +94,7 @@ const CASES: &[Case] = &[
             *biases = Some(ExpertBiases { gate: Weight(0), up: Weight(0), down: Weight(0) })
         }), "gate bias token_embd.weight has shape [96, 256], expected [8, 256]"),
     Case(|p| op(p, "combine", |o| { let Op::Combine { x, .. } = *o else { return }; *o = Op::ScaleBy { x, w: Weight(0) } }),
-        "w token_embd.weight has shape [96, 256], expected [1]"),
+        "w token_embd.weight has shape [96, 256], expected [256]"),
     Case(|p| op(p, "route", |o| if let Op::Route { n_used, .. } = o { *n_used = 9 }), "uses 9 of 8 experts, 1 to 8 allowed"),
     Case(|p| op(p, "route", |o| if let Op::Route { n_used, .. } = o { *n_used = 0 }), "uses 0 of 8 experts, 1 to 8 allowed"),
     Case(|p| router(p, |r| r.scale = f32::NAN), "(route): scale is NaN"),
