@@ -134,8 +134,8 @@ pub enum Op {
         out: Buf, // [T, d]
     },
     /// The gated delta rule (arXiv 2412.06464), for every head of v and its head of k, one position after the other:
-    /// `S = g·S; S += k ⊗ beta·(v - Sᵀk); out = Sᵀq (+ skip·v)`, or the plainer rule that [`DeltaRule`] names. The state
-    /// holds `S`, `n_v_head · d_k · d_v` numbers.
+    /// `S = g·S; S += k ⊗ beta·(v - Sᵀk); out = Sᵀq (+ skip·v)`, or the plainer rule that
+    /// [`DeltaRule`](super::DeltaRule) names. The state holds `S`, `n_v_head · d_k · d_v` numbers.
     DeltaNet {
         q: Buf,               // [T, n_k_head · d_k]
         k: Buf,               // [T, n_k_head · d_k]
