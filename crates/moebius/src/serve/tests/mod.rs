@@ -88,6 +88,7 @@ impl Server {
         conversations: Conversations,
     ) -> Server {
         let step = StepArgs {
+            rope_scaling: None,
             isa: None,
             cache_type: CacheType::F16,
             copy_weights: CopyArg::Auto,
