@@ -159,8 +159,8 @@ impl Engine {
         fresh.n > 1 + self.max_draft
     }
 
-    /// Whether the head leaves a sequence out: where the number of drafts is decided and none are to be made. Later drafts
-    /// are worse for the rows that are missing then.
+    /// Whether the head leaves a sequence out: where the number of drafts is decided and none are to be made. Later
+    /// drafts are worse for the rows that are missing then.
     fn is_left_out(&self, sequence: &Sequence) -> bool {
         let is_of_prompt = sequence.ahead.fresh.is_some_and(|fresh| self.is_of_prompt(fresh));
         let is_crowded = self.running.len() > MAX_COMPANY;

@@ -292,10 +292,10 @@ impl Engine {
         self.head.is_some()
     }
 
-    /// Lets the number of drafts of each step be decided by what they cost and gain, as measured, in place of the largest
-    /// possible one: few or none where they lose time, where prompts are computed, or where many sequences share steps.
-    /// At most 4 of a sequence. Where steps are timed exactly, no answer takes 2% longer over any 200 tokens than it
-    /// does without drafts. Its prompt may: a head computes its own layer of the prompt.
+    /// Lets the number of drafts of each step be decided by what they cost and gain, as measured, in place of the
+    /// largest possible one: few or none where they lose time, where prompts are computed, or where many sequences
+    /// share steps. At most 4 of a sequence. Where steps are timed exactly, no answer takes 2% longer over any 200
+    /// tokens than it does without drafts. Its prompt may: a head computes its own layer of the prompt.
     pub fn set_adaptive(&mut self, is_on: bool) {
         self.payoff = is_on.then(|| Box::new(Payoff::new()));
         self.candidates.reserve_exact(if is_on { self.options.max_running } else { 0 });

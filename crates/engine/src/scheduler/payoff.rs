@@ -4,11 +4,11 @@
 //! tokens are computed, and never which.
 //!
 //! A step of `n` sequences with `e` drafts gives `n` tokens and those drafts that are right. The number is chosen that
-//! gives the most tokens per second, by the measured time of such steps and the measured odds of each sequence. Both may
-//! change at any time, so each sequence has an account as well: a step's loss against a plain one is taken from it, what
-//! a step saves is added, up to [`CREDIT`], and so is [`REGAIN`] with each token. Drafts are computed where the account
-//! of every sequence of the step covers the loss that there is if all of them are wrong. So no answer loses more than
-//! `CREDIT + 200 REGAIN`, less than 4 plain steps, over any 200 of its tokens, whatever the drafts are.
+//! gives the most tokens per second, by the measured time of such steps and the measured odds of each sequence. Both
+//! may change at any time, so each sequence has an account as well: a step's loss against a plain one is taken from it,
+//! what a step saves is added, up to [`CREDIT`], and so is [`REGAIN`] with each token. Drafts are computed where the
+//! account of every sequence of the step covers the loss that there is if all of them are wrong. So no answer loses
+//! more than `CREDIT + 200 REGAIN`, less than 4 plain steps, over any 200 of its tokens, whatever the drafts are.
 
 /// Largest number of drafts of a sequence in a step.
 pub(super) const MAX_DRAFT: usize = 4;
@@ -57,8 +57,8 @@ impl Default for Account {
 }
 
 impl Account {
-    /// Counts the drafts of a step. Where all were right, further ones might have been, and their odds rise a little: so
-    /// they are tried now and then.
+    /// Counts the drafts of a step. Where all were right, further ones might have been, and their odds rise a little:
+    /// so they are tried now and then.
     fn judge(&mut self, n_drafted: usize, n_accepted: usize, newest: f64) {
         let n_judged = if n_accepted < n_drafted { n_accepted + 1 } else { self.odds.len() };
         for (i, odds) in self.odds.iter_mut().enumerate().take(if n_drafted > 0 { n_judged } else { 0 }) {
@@ -266,8 +266,8 @@ fn likeliest(candidates: &[Candidate]) -> Option<(usize, f64)> {
     odds.filter(|&(_, gain)| gain > 0.0).max_by(|a, b| a.1.total_cmp(&b.1))
 }
 
-/// Seconds that a step probably takes: measured, between two that were, or one draft beyond, in a straight line. What is
-/// hoped for here is tried where an account covers the worst.
+/// Seconds that a step probably takes: measured, between two that were, or one draft beyond, in a straight line. What
+/// is hoped for here is tried where an account covers the worst.
 fn likely(steps: &[Measured; MAX_ROWS + 1], n_drafts: usize) -> Option<f64> {
     let is_known = |&i: &usize| steps[i].n > 0;
     let below = (0..=n_drafts).rev().find(is_known)?;

@@ -202,8 +202,8 @@ fn adaptive(costs: &Costs, limits: Limits, wrong: u64, requests: &[Request]) -> 
     (engine, alone)
 }
 
-/// Where drafts are cheap and right, the engine takes them; where they are dear or wrong, an answer takes no longer than
-/// without: 2% of 200 tokens.
+/// Where drafts are cheap and right, the engine takes them; where they are dear or wrong, an answer takes no longer
+/// than without: 2% of 200 tokens.
 #[test]
 fn drafts_that_do_not_pay_are_not_made() {
     let limits = Limits { max_draft: 4, ..roomy() };

@@ -327,8 +327,8 @@ impl Conversation {
         self.tools.iter().filter_map(Tool::from_json).collect()
     }
 
-    /// Returns the prompt: the template's text and its tokens. The oldest turns are left out where the server is told to
-    /// and they do not fit.
+    /// Returns the prompt: the template's text and its tokens. The oldest turns are left out where the server is told
+    /// to and they do not fit.
     pub async fn render(mut self, app: &Arc<App>, fits: Fits) -> Result<Prompt, ApiError> {
         let Some(template) = app.template.clone() else {
             return Err(ApiError::bad("this model has no chat template; /v1/completions accepts plain prompts"));

@@ -293,8 +293,8 @@ async fn thoughts_end_at_their_budget() {
     assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(""), &json!("length")), "{choice}");
 }
 
-/// Effort bounds thoughts where the template has no variable for it, the server's flag where a request says nothing, and
-/// what a request says comes first. Streamed answers are the whole ones, with the same usage.
+/// Effort bounds thoughts where the template has no variable for it, the server's flag where a request says nothing,
+/// and what a request says comes first. Streamed answers are the whole ones, with the same usage.
 #[tokio::test]
 async fn budgets_come_from_requests_efforts_and_the_server() {
     let server = Server::thinking(512, Conversations { most_thought: Some(5), trims: false });
