@@ -221,10 +221,11 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
 
 // attention_tile: the same for prompts, on tensor cores. grid (n_kv, tiles, tiles of heads), block TILE_THREADS: a
 // block takes ROWS rows, up to ROWS query heads of one key-value head for consecutive tokens of one chunk, and walks
-// the pages that they attend to. The last tiles of a step see the most pages and come first. Four warps have 16 rows each; where values are wide, four more find the same scores
-// and sum the other half of the values. Keys and values of a page are staged in shared memory while the page before is
-// multiplied; queries are scaled to at most 1 and rounded to f16, as shares are; sums are f32. Pages run in order: same
-// input, same bits. Dynamic shared memory: `attention_tile` of `nodes/attention.rs`.
+// the pages that they attend to. The last tiles of a step see the most pages and come first. Four warps have 16 rows
+// each; where values are wide, four more find the same scores and sum the other half of the values. Keys and values of
+// a page are staged in shared memory while the page before is multiplied; queries are scaled to at most 1 and rounded
+// to f16, as shares are; sums are f32. Pages run in order: same input, same bits. Dynamic shared memory:
+// `attention_tile` of `nodes/attention.rs`.
 #if KV_F16 && D_K % 32 == 0 && D_V % 32 == 0 && D_K <= 576 && D_V <= 512
 #define ROWS 64
 // Warps that share rows, and the values that each of them sums.
@@ -288,28 +289,9 @@ KERNEL __launch_bounds__(TILE_THREADS, D_V <= 128 ? 3 : 1) attention_tile(const 
     // Heads of a tile and its tokens.
     const u32 group = a.n_head / a.n_kv, first_head = blockIdx.z * ROWS, heads = min(group - first_head, (u32)ROWS);
     const u32 per_tile = group < ROWS ? ROWS / group : 1;
-    // The chunk of this tile; tiles past the last one have nothing to do.
     const u32 kv_head = blockIdx.x, warp = threadIdx.x / 32 % 4, half = threadIdx.x / 128, lane = threadIdx.x % 32;
-    u32 tile = gridDim.y - 1 - blockIdx.y, chunk = a.n_splits;
-    for (u32 first = 0; first < a.n_splits; first += 32) {
-        const u32 len = first + lane < a.n_splits ? a.step.chunks[first + lane].len : 0;
-        const u32 n = a.singles && len == 1 ? 0 : (len + per_tile - 1) / per_tile;
-        u32 sum = n;
-#pragma unroll
-        for (u32 step = 1; step < 32; step *= 2) {
-            const u32 other = __shfl_up_sync(FULL_MASK, sum, step);
-            if (lane >= step) sum += other;
-        }
-        const u32 hit = __ballot_sync(FULL_MASK, sum > tile);
-        if (hit) {
-            const u32 from = __ffs(hit) - 1;
-            tile -= __shfl_sync(FULL_MASK, sum - n, from);
-            chunk = first + from;
-            break;
-        }
-        tile -= __shfl_sync(FULL_MASK, sum, 31);
-    }
-    if (chunk == a.n_splits) return;
+    u32 tile = gridDim.y - 1 - blockIdx.y, chunk = 0;
+    if (!find_tile(a, per_tile, tile, chunk)) return;
     const Chunk c = a.step.chunks[chunk];
     const u32 begin = tile * per_tile, n_tokens = min(per_tile, c.len - begin); // of the chunk
     const u32 first_pos = c.pos + begin, last_pos = first_pos + n_tokens - 1;

@@ -1,5 +1,5 @@
-// causal_conv: out[t, c] = sum_j w[c, j] * row[t + j, c] (+ bias[c]) over the rows [state | x] of a chunk, then silu where
-// the op has it; the last WIDTH - 1 of the rows become the state. Compiled for a width: -DWIDTH.
+// causal_conv: out[t, c] = sum_j w[c, j] * row[t + j, c] (+ bias[c]) over the rows [state | x] of a chunk, then silu
+// where the op has it; the last WIDTH - 1 of the rows become the state. Compiled for a width: -DWIDTH.
 //
 // grid (d / 128, tiles of TILE tokens, chunks), block 128: a thread a channel. A chunk's first tile alone sees the old
 // state, since TILE >= WIDTH - 1, and writes the new one when it has read it.

@@ -1,7 +1,7 @@
 // gated_linear of many rows: out[t, n] = act(sum_k gate[n, k] * x[t, k]) * sum_k up[n, k] * x[t, k] (`wide.h`).
 //
-// gated_linear_pack: grid (groups of 8 rows of x, shares of k), block 256. gated_linear_wide: grid (blocks of 64 rows of
-// weights, tiles of `width` rows of x), block 256; the operand's rows g are gate's, rows g + 8 up's.
+// gated_linear_pack: grid (groups of 8 rows of x, shares of k), block 256. gated_linear_wide: grid (blocks of 64 rows
+// of weights, tiles of `width` rows of x), block 256; the operand's rows g are gate's, rows g + 8 up's.
 #include "cuda/wide.h"
 #include WEIGHT_HEADER
 

@@ -38,3 +38,41 @@ __device__ __forceinline__ u32 page_of(const Step& step, const Chunk& c, u32 win
     return windowed ? step.window_pages[c.first_window_page + block - c.first_window_block]
                     : step.pages[c.first_page + block];
 }
+
+// Where tile `tile` of a step begins: its chunk and the tile's number in it; false past the last one. A chunk of one
+// token has none where `singles` are computed elsewhere. All lanes of a warp call it.
+__device__ __forceinline__ bool find_tile(const Attention& a, u32 per_tile, u32& tile, u32& chunk) {
+    constexpr u32 EACH = 4;
+    const u32 lane = threadIdx.x % 32;
+    for (u32 first = 0; first < a.n_splits; first += 32 * EACH) {
+        u32 n[EACH], mine = 0;
+#pragma unroll
+        for (u32 i = 0; i < EACH; i++) {
+            const u32 at = first + lane * EACH + i;
+            const u32 len = at < a.n_splits ? a.step.chunks[at].len : 0;
+            mine += n[i] = a.singles && len == 1 ? 0 : (len + per_tile - 1) / per_tile;
+        }
+        u32 sum = mine;
+#pragma unroll
+        for (u32 step = 1; step < 32; step *= 2) {
+            const u32 other = __shfl_up_sync(FULL_MASK, sum, step);
+            if (lane >= step) sum += other;
+        }
+        const u32 hit = __ballot_sync(FULL_MASK, sum > tile);
+        if (hit) {
+            const u32 from = __ffs(hit) - 1;
+            tile -= __shfl_sync(FULL_MASK, sum - mine, from);
+            chunk = first + from * EACH;
+#pragma unroll
+            for (u32 i = 0; i + 1 < EACH; i++) {
+                const u32 len = __shfl_sync(FULL_MASK, n[i], from);
+                if (tile < len) return true;
+                tile -= len;
+                chunk++;
+            }
+            return true;
+        }
+        tile -= __shfl_sync(FULL_MASK, sum, 31);
+    }
+    return false;
+}

@@ -270,8 +270,8 @@ __device__ __forceinline__ void wgmma<160>(float* c, u32 a0, u32 a1, u32 a2, u32
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b));
 }
 
-// Of f16, for attention: c = a * b, or c += a * b, for N columns. a is `wgmma_matrix` of 64 rows, b of the columns; both
-// plus 2 * i for their numbers from the 16 * i-th on.
+// Of f16, for attention: c = a * b, or c += a * b, for N columns. a is `wgmma_matrix` of 64 rows, b of the columns;
+// both plus 2 * i for their numbers from the 16 * i-th on.
 template <int N>
 __device__ __forceinline__ void wgmma_scores(float* c, u64 a, u64 b, bool is_added);
 

@@ -1,5 +1,5 @@
-// causal_conv: out[t, c] = sum_j w[c, j] * row[t + j, c] (+ bias[c]) over the rows [state | x] of a chunk, then silu with
-// SILU; the last WIDTH - 1 of the rows become the state. A thread a channel of TILE tokens of a chunk.
+// causal_conv: out[t, c] = sum_j w[c, j] * row[t + j, c] (+ bias[c]) over the rows [state | x] of a chunk, then silu
+// with SILU; the last WIDTH - 1 of the rows become the state. A thread a channel of TILE tokens of a chunk.
 //
 // A chunk's first tile alone reads the old state, since TILE >= WIDTH - 1, and writes the new one when it has read it.
 // Compiled with WIDTH, BIAS and SILU 0 or 1.

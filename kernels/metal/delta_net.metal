@@ -1,9 +1,10 @@
 // delta_net: for each head of v, position after position, S = g*S; S += k (x) beta*(v - S^T k); out = S^T q. A
 // simdgroup takes 4 * FOURS columns of S of a head through a chunk, in registers: lane l has their numbers l, l + 32,
 // ... Columns of S lie as rows, [n_v_head, d_v, D_K], so that a simdgroup reads them side by side. With NORM a
-// threadgroup has all columns of a head, and out = rms_norm(out) * w * silu(gate). With SUM, S += k (x) beta*v; with SKIP,
-// out += skip*v; with BY_ROW each row of S has its decay. Compiled with D_K, FOURS, SIMDGROUPS of a threadgroup, NORM,
-// SUM, SKIP and BY_ROW 0 or 1. grid (ceil(d_v / (4 * FOURS * SIMDGROUPS)), n_v_head, chunks), 32 * SIMDGROUPS threads
+// threadgroup has all columns of a head, and out = rms_norm(out) * w * silu(gate). With SUM, S += k (x) beta*v; with
+// SKIP, out += skip*v; with BY_ROW each row of S has its decay. Compiled with D_K, FOURS, SIMDGROUPS of a threadgroup,
+// NORM, SUM, SKIP and BY_ROW 0 or 1. grid (ceil(d_v / (4 * FOURS * SIMDGROUPS)), n_v_head, chunks), 32 * SIMDGROUPS
+// threads
 #include "metal/common.h"
 #include "metal/chunk.h"
 

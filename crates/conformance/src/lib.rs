@@ -268,8 +268,8 @@ fn folder(tensors: &[(String, Vec<usize>, WeightType, PlanesBuf)]) -> Checkpoint
 }
 
 impl Maker {
-    /// `x += gated_delta_net(norm(x))`, from q, k and v that go through one convolution; with the rule of a sum, and all
-    /// else that Mamba-2 has differently.
+    /// `x += gated_delta_net(norm(x))`, from q, k and v that go through one convolution; with the rule of a sum, and
+    /// all else that Mamba-2 has differently.
     fn delta_net(&mut self, x: Buf, s: Shape, width: usize, heads: DeltaHeads) {
         let DeltaHeads { n_k_head, n_v_head, d_k, d_v, .. } = heads;
         let (t, [tq, tk, ..], eps) = (Rows::Tokens, s.types, 1e-6);

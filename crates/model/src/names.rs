@@ -216,8 +216,8 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// Returns the place of a tensor of an image encoder, `v.blk.0.attn_qkv.weight` or `mm.0.weight`. `#` in an alias is
-    /// the number after `blk` or `deepstack`.
+    /// Returns the place of a tensor of an image encoder, `v.blk.0.attn_qkv.weight` or `mm.0.weight`. `#` in an alias
+    /// is the number after `blk` or `deepstack`.
     fn encoder_place(&self, name: &str) -> Option<Place> {
         let (stem, suffix) = name.rsplit_once('.').unwrap_or((name, ""));
         let numbered = ["v.blk.", "v.deepstack."].iter().find_map(|start| Some((start, stem.strip_prefix(start)?)));
@@ -282,7 +282,8 @@ impl<'a> Names<'a> {
             || OTHER_MODALITIES.iter().any(|part| name.contains(part))
     }
 
-    /// Returns whether the tensor is of an image encoder, or of what brings its features to the width of the text model.
+    /// Returns whether the tensor is of an image encoder, or of what brings its features to the width of the text
+    /// model.
     pub fn is_of_encoder(name: &str) -> bool {
         const PARTS: [&str; 3] = ["visual.", "vision_tower.", "embed_vision."];
         name.starts_with("v.") || name.starts_with("mm.") || PARTS.iter().any(|part| name.contains(part))

@@ -302,8 +302,8 @@ pub struct DeltaHeads {
 pub enum DeltaRule {
     /// `k ⊗ beta·(v - Sᵀk)`: what the key found there gives way.
     Delta,
-    /// `k ⊗ beta·v`: linear attention with decay. Mamba-2 (arXiv 2405.21060) is that, with its C as q, B as k, x as v and
-    /// step size as beta.
+    /// `k ⊗ beta·v`: linear attention with decay. Mamba-2 (arXiv 2405.21060) is that, with its C as q, B as k, x as v
+    /// and step size as beta.
     Sum,
 }
 
@@ -538,8 +538,8 @@ impl Plan {
         self.ops.iter().any(|op| matches!(op, Op::Input { mode: InputMode::All, .. }))
     }
 
-    /// Whether attention with this window sees the later tokens of a span. Layers without a window stay causal in models
-    /// of text (Gemma 4).
+    /// Whether attention with this window sees the later tokens of a span. Layers without a window stay causal in
+    /// models of text (Gemma 4).
     pub fn sees_spans(&self, window: Option<usize>) -> bool {
         window.is_some() || self.is_encoder()
     }

@@ -51,8 +51,8 @@ pub fn decay_beta(a: &[f32], b: Option<&[f32]>, a_log: &[f32], dt_bias: &[f32]) 
     }
 }
 
-/// `rms_norm(x) ⊙ w ⊙ silu(gate)` for every `d_head` numbers, with the gate first `rms_norm(x ⊙ silu(gate)) ⊙ w`; `w` is
-/// as long as one head or as a row.
+/// `rms_norm(x) ⊙ w ⊙ silu(gate)` for every `d_head` numbers, with the gate first `rms_norm(x ⊙ silu(gate)) ⊙ w`; `w`
+/// is as long as one head or as a row.
 pub fn gated_norm(x: &[f32], gate: &[f32], w: &[f32], d_head: usize, gate_first: bool, eps: f32) -> Vec<f32> {
     let gated = |x: &[f32]| -> Vec<f32> {
         let by = |(&x, &g): (&f32, &f32)| (f64::from(x) * f64::from(g) * ops::sigmoid(f64::from(g))) as f32;

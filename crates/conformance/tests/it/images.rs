@@ -189,20 +189,25 @@ fn prompt(model: &Model, encoder: &mut Encoder, name: &str, images: &[String]) -
     (tokens, pictures)
 }
 
-/// Logits of all positions, in chunks of about `cut` tokens.
-fn logits(model: &Model, backend: &dyn Backend, tokens: &[u32], pictures: &Pictures, cut: usize) -> Vec<f32> {
-    let n_pages = tokens.len().div_ceil(PAGE);
-    let limits = Limits {
-        max_tokens: tokens.len(),
-        max_outputs: tokens.len(),
+/// Limits for one sequence of `n` tokens, all of them in a step.
+fn limits(n: usize) -> Limits {
+    let n_pages = n.div_ceil(PAGE);
+    Limits {
+        max_tokens: n,
+        max_outputs: n,
         n_pages,
-        max_positions: tokens.len(),
+        max_positions: n,
         n_window_pages: n_pages,
         n_states: 1,
         max_draft: 0,
-    };
+    }
+}
+
+/// Logits of all positions, in chunks of about `cut` tokens.
+fn logits(model: &Model, backend: &dyn Backend, tokens: &[u32], pictures: &Pictures, cut: usize) -> Vec<f32> {
+    let n_pages = tokens.len().div_ceil(PAGE);
     let plan = backend.lower(model.plan.clone()).unwrap();
-    let mut program = backend.compile(&plan, model.checkpoint.clone(), limits).unwrap();
+    let mut program = backend.compile(&plan, model.checkpoint.clone(), limits(tokens.len())).unwrap();
     let pages: Vec<u32> = (0..n_pages as u32).collect();
     let (mut at, mut logits) = (0, Vec::new());
     while at < tokens.len() {
@@ -260,16 +265,7 @@ fn text_is_as_it_was() {
         let plan = backend.lower(blind.plan.clone()).unwrap();
         assert!(plan.d_input().is_none());
         let n_pages = tokens.len().div_ceil(PAGE);
-        let limits = Limits {
-            max_tokens: tokens.len(),
-            max_outputs: tokens.len(),
-            n_pages,
-            max_positions: tokens.len(),
-            n_window_pages: n_pages,
-            n_states: 1,
-            max_draft: 0,
-        };
-        let mut program = backend.compile(&plan, model.checkpoint.clone(), limits).unwrap();
+        let mut program = backend.compile(&plan, model.checkpoint.clone(), limits(tokens.len())).unwrap();
         let pages: Vec<u32> = (0..n_pages as u32).collect();
         let mut batch = Batch::default();
         let tables = Tables { pages: &pages, window_pages: &pages, ..Tables::default() };

@@ -29,8 +29,8 @@ impl CausalConvStep {
     }
 }
 
-/// `out[t,c] = Σ_j w[c,j] · x[t - (width - 1) + j, c] (+ bias[c])`, then silu where it follows, a range of channels of a
-/// chunk at a time.
+/// `out[t,c] = Σ_j w[c,j] · x[t - (width - 1) + j, c] (+ bias[c])`, then silu where it follows, a range of channels of
+/// a chunk at a time.
 pub fn causal_conv(run: &mut Run, s: &CausalConvStep) {
     let (d, chunks, accepted, isa) = (s.x.width, &run.batch.chunks, run.accepted, run.isa);
     let n_blocks = d.div_ceil(16);

@@ -1,4 +1,5 @@
-//! `gated_act`, `add`, `add_bias`, `scale`, `softcap`, `gelu`, `gate_by`: one element at a time, so that no order of sums matters.
+//! `gated_act`, `add`, `add_bias`, `scale`, `softcap`, `gelu`, `gate_by`: one element at a time, so that no order of
+//! sums matters.
 
 use model::plan::{Gate, GateFactor, Gelu};
 

@@ -1,5 +1,5 @@
-//! Pixels to rows of patches, as the processors of the original code do it: the size, the scale of numbers, the order of
-//! patches. Settings come from `preprocessor_config.json` of a folder, or from the keys of an encoder's GGUF file.
+//! Pixels to rows of patches, as the processors of the original code do it: the size, the scale of numbers, the order
+//! of patches. Settings come from `preprocessor_config.json` of a folder, or from the keys of an encoder's GGUF file.
 
 use checkpoint::Checkpoint;
 use model::vision::{Patches, PixelOrder, Positions, Sizing, Vision};
@@ -101,8 +101,8 @@ impl Settings {
 }
 
 impl Processor {
-    /// Reads the settings, in `checkpoint`, the encoder's own file or the model's folder. `max_features` of an image are
-    /// computed at most, where the model allows more.
+    /// Reads the settings, in `checkpoint`, the encoder's own file or the model's folder. `max_features` of an image
+    /// are computed at most, where the model allows more.
     ///
     /// # Errors
     /// Settings that are invalid or contradict the encoder.

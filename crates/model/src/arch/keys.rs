@@ -113,7 +113,8 @@ pub(super) const ROPE_SECTIONS: &[&str] = &["rope_parameters.", "rope_scaling.",
 /// Base and rotated share of a head in the original code of folders, by `model_type`, where they are not 10000 and 1.
 #[rustfmt::skip]
 const UNSAID_ROPE: &[(&[&str], f64, f64)] = &[
-    (&["mixtral", "phimoe", "lfm2", "lfm2_moe", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"],
+    (&["mixtral", "phimoe", "lfm2", "lfm2_moe", "gemma3", "gemma3_text",
+        "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"],
         1e6, 1.0),
     (&["gpt_oss"], 150_000.0, 1.0),
     (&["olmo3"], 500_000.0, 1.0),
@@ -243,8 +244,8 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Returns a number that a file may also list for every layer, the same for all but those with 0, which have no part
-    /// of that kind.
+    /// Returns a number that a file may also list for every layer, the same for all but those with 0, which have no
+    /// part of that kind.
     fn same(&self, name: &str) -> Result<Option<u64>, Error> {
         let meta = self.meta();
         let list = match meta.get(name) {

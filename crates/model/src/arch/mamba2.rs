@@ -1,6 +1,6 @@
-//! Mamba-2 (Dao, Gu: "Transformers are SSMs", arXiv 2405.21060), which Nemotron-H, Granite 4 H and Falcon-H1 have between
-//! or next to their attention layers: a convolution, then linear attention with decay, whose q, k and v are the paper's
-//! C, B and x.
+//! Mamba-2 (Dao, Gu: "Transformers are SSMs", arXiv 2405.21060), which Nemotron-H, Granite 4 H and Falcon-H1 have
+//! between or next to their attention layers: a convolution, then linear attention with decay, whose q, k and v are the
+//! paper's C, B and x.
 
 use super::keys::{Dims, Key, Keys, MAX_HEAD_WIDTH, MAX_HEADS, MAX_WIDTH, key};
 use super::parts::linear;
@@ -66,8 +66,8 @@ impl Mamba2 {
         b.has(&format!("blk.{layer}.ssm_in.weight"))
     }
 
-    /// Width of all heads of v, by the rows of the first product: z, x, B, C and the step sizes. Configs say it in three
-    /// ways.
+    /// Width of all heads of v, by the rows of the first product: z, x, B, C and the step sizes. Configs say it in
+    /// three ways.
     fn inner(&self, b: &Builder, layer: usize) -> Result<usize, Error> {
         let name = format!("blk.{layer}.ssm_in.weight");
         let rest = self.n_group * self.d_state * 2 + self.n_head;
@@ -81,7 +81,8 @@ impl Mamba2 {
         }
     }
 
-    /// `out(norm(sum(conv(h)) ⊙ silu(z)))`, the norm where the file has one, before the gate where `gate_first` is false.
+    /// `out(norm(sum(conv(h)) ⊙ silu(z)))`, the norm where the file has one, before the gate where `gate_first` is
+    /// false.
     pub fn mix(&self, b: &mut Builder, dims: &Dims, layer: usize, h: Buf, gate_first: bool) -> Result<Buf, Error> {
         let &Self { conv_width, d_state, n_group, n_head, scales, .. } = self;
         let name = |name: &str| format!("blk.{layer}.{name}");

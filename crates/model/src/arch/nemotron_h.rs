@@ -1,6 +1,6 @@
-//! Nemotron-H, Nemotron Nano 2 and Nemotron 3: every layer is one of Mamba-2, attention without rotation, a feed-forward
-//! that squares what it rectifies, or experts of that kind (arXiv 2504.03624). The Super size has its routed experts
-//! between two products, in fewer numbers.
+//! Nemotron-H, Nemotron Nano 2 and Nemotron 3: every layer is one of Mamba-2, attention without rotation, a
+//! feed-forward that squares what it rectifies, or experts of that kind (arXiv 2504.03624). The Super size has its
+//! routed experts between two products, in fewer numbers.
 
 use checkpoint::Checkpoint;
 

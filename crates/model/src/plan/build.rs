@@ -120,8 +120,8 @@ impl<'a> Builder<'a> {
         Ok(self.declare_weight(WeightDecl { name, dtype, shape, source, read: Read::Plain, is_repacked }))
     }
 
-    /// Returns a tensor of more axes as the matrix `[n, k]` of its first axis and all others: a convolution whose windows
-    /// do not overlap.
+    /// Returns a tensor of more axes as the matrix `[n, k]` of its first axis and all others: a convolution whose
+    /// windows do not overlap.
     ///
     /// # Errors
     /// When the tensor is missing, is no such matrix, or is quantized.

@@ -118,7 +118,8 @@ pub struct ImageTokens {
 /// Positions of an image's features in rotary embeddings of the text model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Places {
-    /// Time, height and width are axes; what follows the image has the position after its longer side (arXiv 2409.12191).
+    /// Time, height and width are axes; what follows the image has the position after its longer side (arXiv
+    /// 2409.12191).
     Grid,
     /// One after the other, as text.
     Line,
@@ -197,8 +198,8 @@ fn insert(plan: &mut Plan, at: usize, x: Buf, first: usize, mode: InputMode) {
     plan.layers.insert(at, layer);
 }
 
-/// Axes of `n` pairs, alternating: height and width for as many pairs as their sections have, and time for the rest: the
-/// interleaved form of Qwen3-VL (`apply_interleaved_mrope` in its code).
+/// Axes of `n` pairs, alternating: height and width for as many pairs as their sections have, and time for the rest:
+/// the interleaved form of Qwen3-VL (`apply_interleaved_mrope` in its code).
 fn interleaved(n: usize, [_, height, width]: [usize; N_AXES]) -> Vec<u8> {
     let axis = |i: usize| match i % 3 {
         1 if i < 3 * height => 1,

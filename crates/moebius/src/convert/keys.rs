@@ -119,8 +119,8 @@ impl<'a> Keys<'a> {
         Ok(Some(types.iter().map(|name| name == b"sliding_attention").collect()))
     }
 
-    /// Returns all keys of the architecture, in a file with `n_further` layers after the last that draft. What configs say
-    /// in several ways, or not at all, is read off the plan, which gpt-oss alone has none of.
+    /// Returns all keys of the architecture, in a file with `n_further` layers after the last that draft. What configs
+    /// say in several ways, or not at all, is read off the plan, which gpt-oss alone has none of.
     ///
     /// # Errors
     /// A key is missing, is of another type, or says what GGUF files cannot.
