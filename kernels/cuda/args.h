@@ -270,7 +270,20 @@ struct KvAppend {
     const float* v; // [T, n_kv, d_v], or null
     void* k_cache;  // [n_pages, n_kv, PAGE, d_k]
     void* v_cache;  // [n_pages, n_kv, PAGE, d_v]
-    u32 rows, n_kv, d_k, d_v, windowed, reserved;
+    u32 rows, n_kv, d_k, d_v, windowed;
+    u32 blocks; // bit 0: keys are kept in blocks of 8 bits, bit 1: values
+};
+
+// Keys and values that are kept in blocks, as f16 in copies of the cache.
+struct KvWiden {
+    Step step;
+    const void* k;
+    const void* v;
+    u16* k_out; // [n_pages, n_kv, PAGE, d_k], or null
+    u16* v_out; // [n_pages, n_kv, PAGE, d_v], or null
+    u32 n_kv, d_k, d_v;
+    u32 window, windowed; // as those of attention
+    u32 singles;          // not 0: chunks of one token are left out
 };
 
 struct Attention {
@@ -445,6 +458,8 @@ struct QkvPart {
     const float* w; // [d_head], or null
     void* cache;    // [n_pages, n_head, PAGE, d_head], or null
     u32 n_head, d_head, is_normed, is_rotated;
+    u32 is_blocks; // the cache has blocks of 8 bits
+    u32 reserved;
 };
 
 struct Qkv {

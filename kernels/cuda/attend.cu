@@ -102,7 +102,7 @@ KERNEL __maxnreg__(HEADS <= 2 ? 112 : 255) attend(const __grid_constant__ Attend
             const u64 page = ((u64)page_of(a.step, c, a.windowed, pos / PAGE) * a.n_kv + kv_head) * PAGE + pos % PAGE;
             cache = (Kv*)(is_new == 1 ? a.k_cache : a.v_cache) + page * D;
         }
-        head_of(a, part, x, token, [&](u32 i, float y) {
+        head_of<D>(a, part, x, token, [&](u32 i, float y) {
             if (is_new) {
                 cache[i] = fresh[is_new - 1][i] = kv_store(y);
             } else {

@@ -4,57 +4,11 @@
 
 #define KV_F16 1
 #include "cuda/columns.h"
+#include "cuda/head.h"
 #include "cuda/kv.h"
 
 // As in `nodes/attention.rs`.
 #define MAX_SPLITS 64
-
-// A head's row, normed and rotated, by a warp: `store(i, y)`. No lane reads what another has written. All that is read
-// is asked for before the first use.
-template <class Store>
-__device__ __forceinline__ void head_of(const Attend& a, const QkvPart& part, const float* x, u32 token,
-                                        const Store& store) {
-    constexpr int N = D / 32;
-    const u32 lane = threadIdx.x % 32, half = part.is_rotated ? a.half : 0;
-    const float* angles = a.table + 2 * (u64)token * a.half;
-    // Both numbers of a pair are a lane's.
-    const bool is_whole = 2 * half == D && !a.interleaved;
-    float y[N];
-    float2 angle[N / 2];
-#pragma unroll
-    for (int i = 0; i < N; i++) y[i] = x[32 * i + lane];
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-        angle[i] = make_float2(1.0f, 0.0f);
-        if (is_whole) angle[i] = ((const float2*)angles)[32 * i + lane];
-    }
-    float r = 1.0f;
-    if (part.is_normed) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < N; i++) sum += y[i] * y[i];
-        r = rsqrtf(warp_sum(sum) / (float)D + a.eps);
-    }
-    if (half == 0 || is_whole) {
-#pragma unroll
-        for (int i = 0; i < N; i++) y[i] *= r * (part.w ? part.w[32 * i + lane] : 1.0f);
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) {
-            const float u = y[i], v = y[i + N / 2];
-            store(32 * i + lane, half == 0 ? u : u * angle[i].x - v * angle[i].y);
-            store(32 * (i + N / 2) + lane, half == 0 ? v : u * angle[i].y + v * angle[i].x);
-        }
-        return;
-    }
-    const auto scaled = [&](u32 i) { return x[i] * r * (part.w ? part.w[i] : 1.0f); };
-    for (u32 i = lane; i < half; i += 32) {
-        const u32 first = a.interleaved ? 2 * i : i, second = a.interleaved ? 2 * i + 1 : i + half;
-        const float u = scaled(first), v = scaled(second), cosine = angles[2 * i], sine = angles[2 * i + 1];
-        store(first, u * cosine - v * sine);
-        store(second, u * sine + v * cosine);
-    }
-    for (u32 i = 2 * half + lane; i < D; i += 32) store(i, scaled(i));
-}
 
 // Number `i` of a token's row goes out, and packed where the next product wants it so. Called by whole warps, which
 // have 32 neighbours.

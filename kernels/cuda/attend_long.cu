@@ -2,8 +2,10 @@
 // token and a key-value head merges the splits, in their order; where they are many, a second launch does
 // (attend_merge). Alongside prompts (`singles`) heads come normed and rotated, and what is appended is there already.
 //
-// Compiled for a cache of f16: -DD, the width of keys and of values, a power of two of 64 to 256, and -DHEADS, query
-// heads of a block, a power of two up to 8.
+// Compiled for a cache of f16, or of blocks of 8 bits in its keys (-DK_BLOCKS=1) or its values (-DV_BLOCKS=1): -DD, the
+// width of keys and of values, a power of two of 64 to 256, and -DHEADS, query heads of a block, a power of two up to 8.
+// Integers of blocks become f16, which holds them exactly, on their way into products; scales of keys multiply the sums
+// over a block, those of values the integers.
 //
 // grid (T * tiles of heads * n_kv * n_splits), block 256: a block walks a share of the sequence's pages. A warp takes
 // half pages by itself, on tensor cores: 16 positions times the heads, whose query, and whose shares of the softmax,
@@ -12,6 +14,7 @@
 // Shared memory holds `stages` half pages of `workers` warps.
 #include "cuda/async.h"
 #include "cuda/attend.h"
+#include "cuda/kv_blocks.h"
 #include "cuda/mma.h"
 
 extern __shared__ uint4 shared[];
@@ -20,11 +23,16 @@ extern __shared__ uint4 shared[];
 // ahead.
 #define WORKERS 8
 #define THREADS (32 * WORKERS)
-// Positions that a warp takes at a time, and numbers from row to row of them: rows begin in different banks.
+// Positions that a warp takes at a time.
 #define HALF 16
-#define STRIDE (D + 8)
-// Pieces of 16 bytes of a row.
-#define PIECES (D / 8)
+// Of keys and of values: pieces of 16 bytes of a row, bytes from row to row in shared memory, where rows begin in
+// different banks, and bytes of all rows and of the scales behind them, [D / 32][HALF].
+#define K_PIECES (K_BLOCKS ? D / 16 : D / 8)
+#define V_PIECES (V_BLOCKS ? D / 16 : D / 8)
+#define K_STRIDE (K_BLOCKS ? D + 32 : 2 * (D + 8))
+#define V_STRIDE (V_BLOCKS ? D + 16 : 2 * (D + 8))
+#define K_BYTES (HALF * K_STRIDE + (K_BLOCKS ? D : 0))
+#define V_BYTES (HALF * V_STRIDE + (V_BLOCKS ? D : 0))
 // Numbers from head to head of a warp's sums.
 #define SUMS (D + 4)
 
@@ -35,13 +43,56 @@ __device__ __forceinline__ void split_pair(float x, float y, u32& first, u32& re
     rest = kv_store(x - kv_load(a)) | (u32)kv_store(y - kv_load(b)) << 16;
 }
 
+// The new row of keys or of values: its bytes as they are stored, and scales.
+struct Fresh {
+    __align__(16) u8 row[2 * D];
+    u16 scales[D / 32];
+};
+
+// Half a page of keys or of values on its way to shared memory. `head` counts the key-value heads of all pages.
+template <bool IS_BLOCKS, int PIECES, int STRIDE, bool IS_VALUE>
+__device__ __forceinline__ void load_half(u8* to, const void* cache, u64 head, u32 half, u32 first, u32 end) {
+    const u32 lane = threadIdx.x % 32, row_of_page = half * HALF % PAGE;
+    if constexpr (IS_BLOCKS) {
+        // Integers are finite whatever they are. Keys of positions that are not seen, and scales of values there, are
+        // left out where they are used.
+        const u8* rows = blocks_of(cache, head, D);
+        to += lane / PIECES * STRIDE + lane % PIECES * 16;
+#pragma unroll
+        for (int i = 0; i < HALF * PIECES / 32; i++) {
+            copy_async(to + i * (32 / PIECES * STRIDE), rows + row_of_page * D + lane * 16 + i * 512);
+        }
+        to += HALF * STRIDE - lane / PIECES * STRIDE - lane % PIECES * 16;
+        // Eight scales a piece.
+        if (lane < D / 16) {
+            copy_async(to + lane * 16, rows + PAGE * D + (lane / 2 * PAGE + row_of_page) * 2 + lane % 2 * 16);
+        }
+    } else {
+        const u8* rows = (const u8*)cache + head * (PAGE * D * 2);
+#pragma unroll 4
+        for (u32 i = lane; i < HALF * PIECES; i += 32) {
+            const u32 row = i / PIECES, p = half * HALF + row;
+            u8* piece = to + row * STRIDE + i % PIECES * 16;
+            // What was never written may be NaN, and is not read; the new position comes from this launch.
+            if (p >= first && p < end) {
+                copy_async(piece, rows + ((row_of_page + row) * PIECES + i % PIECES) * 16);
+            } else if (IS_VALUE) {
+                *(uint4*)piece = make_uint4(0, 0, 0, 0);
+            }
+        }
+    }
+}
+
 KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Attend a) {
     __shared__ __align__(16) float q_rows[HEADS][D];
     __shared__ float factors[MAX_SPLITS][HEADS];
     __shared__ u32 is_last;
-    __shared__ __align__(16) Kv fresh[2][D];
+    __shared__ Fresh fresh[2];
+#if K_BLOCKS || V_BLOCKS
+    __shared__ float fresh_row[2][D];
+#endif
     __shared__ uint4 q_rest[D / 32][32];
-    __shared__ float tops[WORKERS][8], totals[WORKERS][8], top[8], total[8];
+    __shared__ float tops[WORKERS][8], top[8], total[8];
     TRACE(0);
 
     const u32 place_of = blockIdx.x / a.n_splits, split = blockIdx.x % a.n_splits, kv_head = place_of % a.n_kv;
@@ -67,21 +118,12 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
     const u32 end_half = warp < a.workers ? min(2 * end, pos / HALF + 1) : 0;
     u32 half = max(2 * begin, first_pos / HALF) + warp;
 
-    const auto slot = [&](u32 stage) { return (Kv*)shared + (stage * a.workers + warp) * (2 * HALF * STRIDE); };
+    const auto slot = [&](u32 stage) { return (u8*)shared + (stage * a.workers + warp) * (K_BYTES + V_BYTES); };
     const auto load = [&](u32 half, u32 stage) {
-        const u64 page = ((u64)page_of(a.step, chunk, a.windowed, half / 2) * a.n_kv + kv_head) * PAGE;
-#pragma unroll 4
-        for (u32 i = lane; i < 2 * HALF * PIECES; i += 32) {
-            const u32 row = i / PIECES % HALF, p = half * HALF + row, is_value = i / (HALF * PIECES);
-            Kv* to = slot(stage) + (is_value * HALF + row) * STRIDE + i % PIECES * 8;
-            const Kv* cache = (const Kv*)(is_value ? a.v_cache : a.k_cache);
-            // What was never written may be NaN, and is not read; the new position comes from this launch.
-            if (p >= first_pos && p < pos) {
-                copy_async(to, cache + (page + p % PAGE) * D + i % PIECES * 8);
-            } else if (is_value) {
-                *(uint4*)to = make_uint4(0, 0, 0, 0);
-            }
-        }
+        const u64 head = (u64)page_of(a.step, chunk, a.windowed, half / 2) * a.n_kv + kv_head;
+        u8* to = slot(stage);
+        load_half<K_BLOCKS, K_PIECES, K_STRIDE, false>(to, a.k_cache, head, half, first_pos, pos);
+        load_half<V_BLOCKS, V_PIECES, V_STRIDE, true>(to + K_BYTES, a.v_cache, head, half, first_pos, pos);
     };
     for (u32 stage = 0; stage < a.stages; stage++) {
         if (half + stage * a.workers < end_half) load(half + stage * a.workers, stage);
@@ -104,23 +146,43 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
         const u32 head = is_new ? kv_head : first_head + min(h, n_heads - 1);
         const float* x = part.x + ((u64)token * part.n_head + head) * (is_new ? D : a.q_stride);
         // Blocks of other heads store the same bits.
-        Kv* cache = nullptr;
-        if (is_new) {
-            const u64 page = ((u64)page_of(a.step, chunk, a.windowed, pos / PAGE) * a.n_kv + kv_head) * PAGE;
-            cache = (Kv*)(is_new == 1 ? a.k_cache : a.v_cache) + (page + pos % PAGE) * D;
-        }
+        void* cache = is_new == 1 ? a.k_cache : a.v_cache;
+        const u64 head_of_page = (u64)page_of(a.step, chunk, a.windowed, pos / PAGE) * a.n_kv + kv_head;
+        const bool is_blocks = is_new == 1 ? K_BLOCKS : is_new == 2 && V_BLOCKS;
+        u8* rows = is_blocks ? blocks_of(cache, head_of_page, D) : (u8*)cache + head_of_page * (PAGE * D * 2);
+        u8* row_of = rows + pos % PAGE * (is_blocks ? D : 2 * D);
+        Fresh& its = fresh[is_new == 2];
         if (is_new && a.singles) {
             // Rows of k and v may be gone: the plan has no reader of theirs.
-            if (lane < PIECES) ((uint4*)fresh[is_new - 1])[lane] = __ldcg((const uint4*)cache + lane);
+            if (lane < (is_blocks ? D / 16 : D / 8)) ((uint4*)its.row)[lane] = __ldcg((const uint4*)row_of + lane);
+            if (is_blocks && lane < D / 32) {
+                its.scales[lane] = ((const u16*)(rows + PAGE * D))[lane * PAGE + pos % PAGE];
+            }
             continue;
         }
-        head_of(a, part, x, token, [&](u32 i, float y) {
-            if (is_new) {
-                cache[i] = fresh[is_new - 1][i] = kv_store(y);
-            } else {
+        head_of<D>(a, part, x, token, [&](u32 i, float y) {
+            if (is_new == 0) {
                 q_rows[h][i] = y * a.scale;
+#if K_BLOCKS || V_BLOCKS
+            } else if (is_blocks) {
+                fresh_row[is_new - 1][i] = y;
+#endif
+            } else {
+                ((Kv*)row_of)[i] = ((Kv*)its.row)[i] = kv_store(y);
             }
         });
+#if K_BLOCKS || V_BLOCKS
+        if (is_blocks) {
+            __syncwarp();
+#pragma unroll 1
+            for (u32 b = 0; b < D / 32; b++) {
+                u16 scale;
+                const u32 i = 32 * b + lane;
+                row_of[i] = its.row[i] = block_encode(fresh_row[is_new - 1][i], scale);
+                if (lane == 0) ((u16*)(rows + PAGE * D))[b * PAGE + pos % PAGE] = its.scales[b] = scale;
+            }
+        }
+#endif
     }
     __syncthreads();
     TRACE(3);
@@ -139,7 +201,7 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
         if (warp == 0) q_rest[i][lane] = make_uint4(rest[0], rest[1], rest[2], rest[3]);
     }
     __syncthreads();
-    // Of heads 2c and 2c + 1: sums over numbers 16 t + g and 16 t + g + 8, the top, and the lane's share of the total.
+    // Of heads 2c and 2c + 1: sums over two numbers of every 16, the top, and the lane's share of the total.
     float acc[D / 16][4], its_top[2] = {-INF, -INF}, its_total[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < D / 16 * 4; i++) acc[i / 4][i % 4] = 0.0f;
@@ -152,24 +214,48 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
             copy_async_wait<1>();
         }
         __syncwarp();
-        Kv *const keys = slot(stage), *const values = keys + HALF * STRIDE;
+        u8 *const keys = slot(stage), *const values = keys + K_BYTES;
         if (half == pos / HALF) {
-            for (u32 i = lane; i < 2 * PIECES; i += 32) {
-                const uint4 piece = *(const uint4*)(fresh[i / PIECES] + i % PIECES * 8);
-                *(uint4*)(keys + (i / PIECES * HALF + pos % HALF) * STRIDE + i % PIECES * 8) = piece;
+            const u32 row = pos % HALF;
+            for (u32 i = lane; i < K_PIECES; i += 32) {
+                *(uint4*)(keys + row * K_STRIDE + 16 * i) = ((const uint4*)fresh[0].row)[i];
+            }
+            for (u32 i = lane; i < V_PIECES; i += 32) {
+                *(uint4*)(values + row * V_STRIDE + 16 * i) = ((const uint4*)fresh[1].row)[i];
+            }
+            if (lane < D / 32) {
+                if (K_BLOCKS) ((u16*)(keys + HALF * K_STRIDE))[lane * HALF + row] = fresh[0].scales[lane];
+                if (V_BLOCKS) ((u16*)(values + HALF * V_STRIDE))[lane * HALF + row] = fresh[1].scales[lane];
             }
             __syncwarp();
         }
         float s[4] = {}, s_rest[4] = {};
 #pragma unroll
         for (int j = 0; j < D / 32; j++) {
-            const uint4 k = *(const uint4*)(keys + g * STRIDE + 32 * j + 8 * c);
-            const uint4 k8 = *(const uint4*)(keys + (g + 8) * STRIDE + 32 * j + 8 * c);
-            mma_f16(s, k.x, k8.x, k.y, k8.y, q[j][0], q[j][1]);
             const uint4 rest = q_rest[j][lane];
+#if K_BLOCKS
+            const uint2 k = *(const uint2*)(keys + g * K_STRIDE + 32 * j + 8 * c);
+            const uint2 k8 = *(const uint2*)(keys + (g + 8) * K_STRIDE + 32 * j + 8 * c);
+            const u16* scales = (const u16*)(keys + HALF * K_STRIDE) + j * HALF + g;
+            float of_block[4] = {}, of_rest[4] = {};
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const u32 word = i == 0 ? k.x : k.y, word8 = i == 0 ? k8.x : k8.y;
+                const u32 x[4] = {pair_of_bytes(word, 0x4140), pair_of_bytes(word8, 0x4140),
+                                  pair_of_bytes(word, 0x4342), pair_of_bytes(word8, 0x4342)};
+                mma_f16(of_block, x[0], x[1], x[2], x[3], q[j][2 * i], q[j][2 * i + 1]);
+                mma_f16(of_rest, x[0], x[1], x[2], x[3], i == 0 ? rest.x : rest.z, i == 0 ? rest.y : rest.w);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[i] += float_of_f16(scales[i / 2 * 8]) * (of_block[i] + of_rest[i]);
+#else
+            const uint4 k = *(const uint4*)(keys + g * K_STRIDE + 64 * j + 16 * c);
+            const uint4 k8 = *(const uint4*)(keys + (g + 8) * K_STRIDE + 64 * j + 16 * c);
+            mma_f16(s, k.x, k8.x, k.y, k8.y, q[j][0], q[j][1]);
             mma_f16(s_rest, k.x, k8.x, k.y, k8.y, rest.x, rest.y);
             mma_f16(s, k.z, k8.z, k.w, k8.w, q[j][2], q[j][3]);
             mma_f16(s_rest, k.z, k8.z, k.w, k8.w, rest.z, rest.w);
+#endif
         }
         // Scores of position g in the first two, of g + 8 in the others.
         const u32 p = half * HALF + g;
@@ -202,15 +288,49 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
             split_pair(x[2 * i], x[2 * i + 1], share[i], share_rest[i]);
             share[i] = transpose(share[i]), share_rest[i] = transpose(share_rest[i]);
         }
+#if V_BLOCKS
+        // Of positions 2c and 2c + 1, and of the same 8 on: whether they are seen, and their scales.
+        u32 seen[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const u32 at = half * HALF + 8 * i + 2 * c;
+            const auto is_in = [&](u32 p) { return p >= first_pos && p <= pos; };
+            seen[i] = (is_in(at) ? 0xffff : 0) | (is_in(at + 1) ? 0xffff0000 : 0);
+        }
+#pragma unroll
+        for (int j = 0; j < D / 32; j++) {
+            // Numbers of two bytes that are two integers, transposed: rows of even and of odd numbers.
+            u32 v[4], scales[2];
+            load_transposed(v, values + lane % 16 * V_STRIDE + 32 * j + lane / 16 * 16);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                scales[i] = ((const u32*)(values + HALF * V_STRIDE))[j * (HALF / 2) + 4 * i + c] & seen[i];
+            }
+#pragma unroll
+            for (int u = 0; u < 2; u++) {
+                float (&sum)[4] = acc[2 * j + u];
+                u32 x[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const u32 pair = pair_of_bytes(v[2 * u + i / 2], i % 2 == 0 ? 0x4240 : 0x4341);
+                    x[i] = multiply_pairs(pair, scales[i / 2]);
+                    sum[i] *= factor[i % 2];
+                }
+                mma_f16(sum, x[0], x[1], x[2], x[3], share[0], share[1]);
+                mma_f16(sum, x[0], x[1], x[2], x[3], share_rest[0], share_rest[1]);
+            }
+        }
+#else
 #pragma unroll
         for (int t = 0; t < D / 16; t++) {
             u32 v[4];
-            load_transposed(v, values + (lane % 8 + lane / 16 * 8) * STRIDE + 16 * t + lane / 8 % 2 * 8);
+            load_transposed(v, values + (lane % 8 + lane / 16 * 8) * V_STRIDE + 32 * t + lane / 8 % 2 * 16);
 #pragma unroll
             for (int i = 0; i < 4; i++) acc[t][i] *= factor[i % 2];
             mma_f16(acc[t], v[0], v[1], v[2], v[3], share[0], share[1]);
             mma_f16(acc[t], v[0], v[1], v[2], v[3], share_rest[0], share_rest[1]);
         }
+#endif
         __syncwarp();
         if (half + a.stages * a.workers < end_half) load(half + a.stages * a.workers, stage);
         copy_async_commit();
@@ -222,10 +342,7 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
     for (int e = 0; e < 2; e++) {
 #pragma unroll
         for (int step = 4; step < 32; step *= 2) its_total[e] += __shfl_xor_sync(FULL_MASK, its_total[e], step);
-        if (warp < a.workers && g == 0) {
-            tops[warp][2 * c + e] = its_top[e];
-            totals[warp][2 * c + e] = its_total[e];
-        }
+        if (warp < a.workers && g == 0) tops[warp][2 * c + e] = its_top[e];
     }
     // Sums go where half pages are.
     copy_async_wait<0>();
@@ -244,8 +361,9 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
             float* to = sums + (warp * HEADS + h) * SUMS;
 #pragma unroll
             for (int t = 0; t < D / 16; t++) {
-                to[16 * t + g] = acc[t][e] * by;
-                to[16 * t + g + 8] = acc[t][2 + e] * by;
+                // Even and odd numbers, or those of the two halves.
+                to[16 * t + (V_BLOCKS ? 2 * g : g)] = acc[t][e] * by;
+                to[16 * t + (V_BLOCKS ? 2 * g + 1 : g + 8)] = acc[t][2 + e] * by;
             }
             if (g == 0) to[D] = its_total[e] * by;
             if (warp == 0 && g == 0) top[h] = best;

@@ -6,8 +6,7 @@
 #include "cuda/common.h"
 #include "cuda/args.h"
 
-// Numbers of a row that a thread keeps in registers, and slots that it asks for at a time.
-#define KEPT 4
+// Slots that a thread asks for at a time.
 #define SLOTS 8
 
 // The number of a row behind its slots.
@@ -27,15 +26,30 @@ __device__ __forceinline__ float combined(const Combine& a, const float* weights
     return a.add ? v + x[i] : v;
 }
 
+// Four numbers of a row behind its slots, from number `i` on; rows begin at multiples of 16 bytes.
+__device__ __forceinline__ float4 combined_four(const Combine& a, const float* weights, const float* x, const float* y,
+                                                const float* shared_y, float share, u32 i) {
+    float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
+    const auto add = [&](float by, float4 z) { v.x += by * z.x, v.y += by * z.y, v.z += by * z.z, v.w += by * z.w; };
+    for (u32 first = 0; first < a.n_used; first += SLOTS) {
+        float4 slot[SLOTS];
+#pragma unroll
+        for (int s = 0; s < SLOTS; s++) {
+            if (first + s < a.n_used) slot[s] = __ldcs((const float4*)(y + (u64)(first + s) * a.d + i));
+        }
+#pragma unroll
+        for (int s = 0; s < SLOTS; s++) {
+            if (first + s < a.n_used) add(weights[first + s], slot[s]);
+        }
+    }
+    if (shared_y) add(share, *(const float4*)(shared_y + i));
+    if (a.add) add(1.0f, *(const float4*)(x + i));
+    return v;
+}
+
 KERNEL __launch_bounds__(1024) combine(const __grid_constant__ Combine a) {
     __shared__ float scratch[33], weights[32], share; // `share` is the shared expert's weight
     PDL_LAUNCH();
-    float w[KEPT];
-#pragma unroll
-    for (int j = 0; j < KEPT; j++) {
-        const u32 i = j * blockDim.x + threadIdx.x;
-        w[j] = a.norm_w && i < a.d ? a.norm_w[i] : 0.0f;
-    }
     PDL_WAIT();
     const u64 row = blockIdx.x;
     if (threadIdx.x < a.n_used) weights[threadIdx.x] = a.weights[row * a.n_used + threadIdx.x];
@@ -44,15 +58,28 @@ KERNEL __launch_bounds__(1024) combine(const __grid_constant__ Combine a) {
     float* x = a.x + row * a.d;
     const float* y = a.y + row * a.n_used * a.d;
     const float* shared_y = a.shared_y ? a.shared_y + row * a.d : nullptr;
-    float kept[KEPT], sum = 0.0f;
-#pragma unroll
-    for (int j = 0; j < KEPT; j++) {
-        const u32 i = j * blockDim.x + threadIdx.x;
-        kept[j] = i < a.d ? combined(a, weights, x, y, shared_y, share, i) : 0.0f;
-        if (i < a.d) x[i] = kept[j];
-        sum += kept[j] * kept[j];
+    float* out = a.norm_out + row * a.d;
+    if (a.d % 4 == 0) {
+        const u32 i = 4 * threadIdx.x;
+        float4 kept = {0.0f, 0.0f, 0.0f, 0.0f};
+        float sum = 0.0f;
+        for (u32 at = i; at < a.d; at += 4 * blockDim.x) {
+            const float4 v = combined_four(a, weights, x, y, shared_y, share, at);
+            *(float4*)(x + at) = v;
+            if (at == i) kept = v;
+            sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        }
+        if (!a.norm_w) return;
+        sum = block_sum(sum, scratch);
+        const float r = 1.0f / sqrtf(sum / (float)a.d + a.eps);
+        for (u32 at = i; at < a.d; at += 4 * blockDim.x) {
+            const float4 v = at == i ? kept : *(const float4*)(x + at), w = *(const float4*)(a.norm_w + at);
+            *(float4*)(out + at) = make_float4(v.x * r * w.x, v.y * r * w.y, v.z * r * w.z, v.w * r * w.w);
+        }
+        return;
     }
-    for (u32 i = KEPT * blockDim.x + threadIdx.x; i < a.d; i += blockDim.x) {
+    float sum = 0.0f;
+    for (u32 i = threadIdx.x; i < a.d; i += blockDim.x) {
         const float v = combined(a, weights, x, y, shared_y, share, i);
         x[i] = v;
         sum += v * v;
@@ -60,13 +87,7 @@ KERNEL __launch_bounds__(1024) combine(const __grid_constant__ Combine a) {
     if (!a.norm_w) return;
     sum = block_sum(sum, scratch);
     const float r = 1.0f / sqrtf(sum / (float)a.d + a.eps);
-    float* out = a.norm_out + row * a.d;
-#pragma unroll
-    for (int j = 0; j < KEPT; j++) {
-        const u32 i = j * blockDim.x + threadIdx.x;
-        if (i < a.d) out[i] = kept[j] * r * w[j];
-    }
-    for (u32 i = KEPT * blockDim.x + threadIdx.x; i < a.d; i += blockDim.x) out[i] = x[i] * r * a.norm_w[i];
+    for (u32 i = threadIdx.x; i < a.d; i += blockDim.x) out[i] = x[i] * r * a.norm_w[i];
 }
 
 // Without a norm: a thread a number.

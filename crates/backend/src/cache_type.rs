@@ -12,6 +12,26 @@ use crate::CompileError;
 /// Numbers in a block.
 pub const BLOCK: usize = 32;
 
+/// Bytes of a block: its scale, then its integers.
+pub const BLOCK_BYTES: usize = 34;
+
+/// A block of [`KvType::Q8_0`]: its scale in f16, the 127th of the largest magnitude, and integers of at most 127. Ties
+/// go to the even integer; a NaN makes all numbers of the block NaN. Backends that keep such blocks have these bits.
+pub fn encode_block(x: &[f32; BLOCK]) -> [u8; BLOCK_BYTES] {
+    /// Added and subtracted, it leaves a number of at most 2^22 rounded.
+    const ROUND: f32 = 12_582_912.0;
+    // As integers NaN is the largest.
+    let most = x.iter().fold(0, |most, x| most.max(x.to_bits() & 0x7fff_ffff));
+    let d = f32::from_bits(most) / 127.0;
+    let d = f16::from_f32(if d > 65504.0 { 65504.0 } else { d });
+    let by = if d == f16::ZERO { 0.0 } else { 1.0 / d.to_f32() };
+    let mut block = [0; BLOCK_BYTES];
+    let (scale, q) = block.split_at_mut(2);
+    scale.copy_from_slice(&d.to_le_bytes());
+    q.iter_mut().zip(x).for_each(|(q, x)| *q = (((x * by).clamp(-127.0, 127.0) + ROUND) - ROUND) as i8 as u8);
+    block
+}
+
 /// Type of the keys or of the values of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvType {
@@ -20,7 +40,7 @@ pub enum KvType {
     F16,
     /// Single precision.
     F32,
-    /// Blocks of 32 bytes with an f16 scale, encoded as weights are.
+    /// Blocks of 32 bytes with an f16 scale ([`encode_block`]).
     Q8_0,
 }
 
@@ -70,9 +90,9 @@ impl KvType {
             }
             return;
         };
-        let mut bytes = vec![0u8; head.len() / BLOCK * block.block_bytes()];
-        quant::encode_row(block, head, &mut bytes[..]);
-        quant::decode_row(block, &bytes[..], head);
+        let (blocks, rest) = head.as_chunks_mut();
+        assert!(rest.is_empty(), "a head of no whole blocks");
+        blocks.iter_mut().for_each(|x| quant::decode_row(block, &encode_block(x)[..], x));
     }
 }
 

@@ -189,7 +189,7 @@ pub fn gpu(cache: CacheType) -> Option<Cuda> {
     }
 }
 
-/// A GPU in both types of cache. Products of many rows round activations to bf16, those of few rows to 8 or 16 bits
+/// A GPU in every type of cache. Products of many rows round activations to bf16, those of few rows to 8 or 16 bits
 /// with quantized weights, so a near tie may go to other experts in another cut.
 fn cuda_rows() -> Vec<Row> {
     let row = |name: &str, cache, ops, logits| {
@@ -219,7 +219,13 @@ fn cuda_rows() -> Vec<Row> {
         let row = row("cuda, f16 cache, experts on the host", CacheType::F16, half, Some(logits))?;
         Some(Row { backend: Arc::new(Cuda { host, ..gpu }), ..row })
     });
-    rows.into_iter().chain(hosted).flatten().collect()
+    // Prompts read the numbers of blocks rounded to f16.
+    let blocks = Ops { cached: 1e-3, only_cached: true, ..ops };
+    let blocks = [CacheType::Q8_0, CacheType { k: KvType::F16, v: KvType::Q8_0 }].map(|cache| {
+        let row = row(&format!("cuda, {cache} cache"), cache, blocks, None)?;
+        Some(Row { blocks: Some(cache), ..row })
+    });
+    rows.into_iter().chain(hosted).chain(blocks).flatten().collect()
 }
 
 /// A simulated Apple GPU with a cache of this type, which runs as these options say; skips where there is no clang.

@@ -138,7 +138,6 @@ pub fn of_cpu(step: &StepArgs) -> Option<&'static str> {
     let flags = [
         ("--isa", step.isa.is_some()),
         ("--copy-weights", step.copy_weights != CopyArg::Auto),
-        ("--cache-type with blocks", step.cache_type.has_blocks()),
         // With both, the one is about what the GPU leaves to the CPU.
         ("--memory", step.memory.is_some() && step.gpu_memory.is_none()),
     ];

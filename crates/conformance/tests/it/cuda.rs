@@ -5,9 +5,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
-use backend::CacheType;
-use backend::reference::Reference;
+use backend::reference::{Reference, Rounded};
 use backend::{Ask, Backend, Batch, Fault, Limits, PAGE, Picks, Tables};
+use backend::{CacheType, KvType};
 use checkpoint::Checkpoint;
 use conformance::backends::{self, gpu};
 use conformance::{BAD, N_VOCAB, PLAIN, Session, Shape, model, relative, tokens};
@@ -405,6 +405,47 @@ fn long_prompts_agree_with_the_reference() {
         let error = relative_of_most(&run(&gpu), &run(&Reference), N_VOCAB);
         println!("{error:.2e} {shape:?}");
         assert!(error <= most, "{error:e} {shape:?}");
+    }
+}
+
+/// Caches in blocks of 8 bits: prompts, which read floats, alone and beside single tokens, and single tokens behind
+/// contexts of one page and of many.
+#[test]
+fn caches_of_blocks_agree_with_the_reference() {
+    let of = |k, v| CacheType { k, v };
+    let wide = |d| Shape { n_head: 6, n_kv: 2, d_k: d, d_v: d, ..PLAIN };
+    for (cache, shape) in [
+        (CacheType::Q8_0, wide(64)),
+        (CacheType::Q8_0, Shape { n_head: 8, n_kv: 1, sinks: true, ..wide(128) }),
+        (CacheType::Q8_0, Shape { window: Some(70), softcap: Some(4.0), ..wide(256) }),
+        (CacheType::Q8_0, Shape { window: Some(33), forgets: true, ..wide(128) }),
+        (CacheType::Q8_0, Shape { d_v: 64, ..wide(96) }),
+        (of(KvType::Q8_0, KvType::F16), wide(128)),
+        (of(KvType::F16, KvType::Q8_0), wide(64)),
+    ] {
+        let Some(gpu) = gpu(cache) else { return };
+        let run = |backend: &dyn Backend| {
+            let mut session = Session::with(backend, &model(shape), 1000, 400);
+            let short = tokens(30, 9);
+            let mut all = Vec::new();
+            for i in 0..3 {
+                all.extend_from_slice(session.step(&[(2, &short[i..=i])]));
+            }
+            all.extend_from_slice(session.step(&[(0, &tokens(301, 5)), (1, &tokens(99, 6))]));
+            for i in 3..6 {
+                let one = &short[i..=i];
+                all.extend_from_slice(session.step(&[(0, one), (1, one), (2, one)]));
+                all.extend_from_slice(session.step(&[(0, one)]));
+            }
+            all.extend_from_slice(session.step(&[(0, &tokens(333, 7)), (1, &short[..1]), (2, &short[1..2])]));
+            for i in 6..9 {
+                all.extend_from_slice(session.step(&[(0, &short[i..=i])]));
+            }
+            all
+        };
+        let error = relative_of_most(&run(&gpu), &run(&Rounded(cache)), N_VOCAB);
+        println!("{error:.2e} {cache} {shape:?}");
+        assert!(error <= 1e-2, "{error:e} {cache} {shape:?}");
     }
 }
 

@@ -16,9 +16,8 @@ use super::super::isa::{CheckedIsa, on_isa};
 use super::super::lanes::Lanes;
 use super::super::mem::{View, over_rows};
 use super::super::program::Run;
-use backend::cache_type::BLOCK;
+use backend::cache_type::{BLOCK, encode_block};
 use backend::{CacheType, KvType, PAGE};
-use quant::WeightType;
 
 /// Float element of a cache.
 pub trait CacheElem: Copy + Send + Sync + 'static {
@@ -234,7 +233,7 @@ impl Place<'_> {
 
     unsafe fn key_blocks(&self, k: &[f32]) {
         let (pos, n) = (self.pos, self.cache.d_k / BLOCK);
-        blocks(WeightType::Q8_0, k, |b, block| {
+        blocks(k, |b, block| {
             let (scale, q) = block.split_at(2);
             // SAFETY: keys are `[d_k/2][PAGE][2]` and scales `[d_k/32][PAGE]` of two bytes.
             unsafe {
@@ -249,7 +248,7 @@ impl Place<'_> {
 
     unsafe fn value_blocks(&self, v: &[f32]) {
         let (pos, d, n) = (self.pos, self.cache.d_v, self.cache.d_v / BLOCK);
-        blocks(WeightType::Q8_0, v, |b, block| {
+        blocks(v, |b, block| {
             let (scale, q) = block.split_at(2);
             // SAFETY: values are `[PAGE/2][d_v][2]` and scales `[d_v/32][PAGE]` of two bytes.
             unsafe {
@@ -264,7 +263,7 @@ impl Place<'_> {
 
     unsafe fn latent_blocks(&self, x: &[f32]) {
         let (pos, d, n) = (self.pos, self.cache.d_k, self.cache.d_k / BLOCK);
-        blocks(WeightType::Q8_0, x, |b, block| {
+        blocks(x, |b, block| {
             let (scale, q) = block.split_at(2);
             // SAFETY: latents are `[PAGE][d_k]` bytes and scales `[PAGE][d_k/32]` of two bytes.
             unsafe {
@@ -276,15 +275,9 @@ impl Place<'_> {
     }
 }
 
-/// Encodes numbers as weights are and hands on each block with its index.
-fn blocks(t: WeightType, x: &[f32], mut put: impl FnMut(usize, &[u8])) {
-    const MANY: usize = 8;
-    let (mut bytes, len) = ([0; 34 * MANY], t.block_bytes());
-    for (i, x) in x.chunks(MANY * BLOCK).enumerate() {
-        let bytes = &mut bytes[..x.len() / BLOCK * len];
-        quant::encode_row(t, x, &mut *bytes);
-        bytes.chunks_exact(len).enumerate().for_each(|(j, block)| put(MANY * i + j, block));
-    }
+/// Encodes numbers and hands on each block with its index.
+fn blocks(x: &[f32], mut put: impl FnMut(usize, &[u8])) {
+    x.as_chunks().0.iter().enumerate().for_each(|(i, x)| put(i, &encode_block(x)));
 }
 
 on_isa! {
@@ -345,9 +338,9 @@ mod tests {
         (std::array::from_fn(i), first + PAGE * c.d_k + 2 * (pos * c.d_k / BLOCK + b))
     };
 
-    /// Blocks in a page have the bytes that weights have in a file, and no other byte is written.
+    /// Blocks in a page have the bytes of their encoding, and no other byte is written.
     #[test]
-    fn blocks_are_those_of_weights() {
+    fn blocks_lie_where_they_should() {
         let decl = |n_kv, d_k, d_v, v_in_k| CacheDecl { n_kv, d_k, d_v, v_in_k, window: None };
         let shapes =
             [decl(1, 32, 32, false), decl(3, 96, 64, false), decl(2, 320, 352, false), decl(1, 576, 512, true)];
@@ -378,9 +371,8 @@ mod tests {
                     false => &[(&k, decl.d_k, KEYS), (&v, decl.d_v, VALUES)],
                 };
                 for &(x, d, places) in halves {
-                    for (b, x) in x.chunks_exact(BLOCK).enumerate() {
-                        let mut block = [0; 34];
-                        quant::encode_row(WeightType::Q8_0, x, &mut block[..]);
+                    for (b, x) in x.as_chunks().0.iter().enumerate() {
+                        let block = encode_block(x);
                         let (of_numbers, of_scale) = places(&cache, b / (d / BLOCK), b % (d / BLOCK), pos);
                         of_numbers.iter().zip(&block[2..]).for_each(|(&at, &byte)| wanted[at] = byte);
                         wanted[of_scale..of_scale + 2].copy_from_slice(&block[..2]);

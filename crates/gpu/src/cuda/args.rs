@@ -78,7 +78,11 @@ args! {
     }
     struct KvAppend: 120 {
         step: Step, k: Ptr, v: Ptr, k_cache: Ptr, v_cache: Ptr, rows: u32, n_kv: u32, d_k: u32, d_v: u32, windowed: u32,
-        reserved: u32,
+        blocks: u32,
+    }
+    struct KvWiden: 120 {
+        step: Step, k: Ptr, v: Ptr, k_out: Ptr, v_out: Ptr, n_kv: u32, d_k: u32, d_v: u32, window: u32, windowed: u32,
+        singles: u32,
     }
     struct Attention: 152 {
         step: Step, q: Ptr, k_cache: Ptr, v_cache: Ptr, sinks: Ptr, out: Ptr, partial: Ptr,
@@ -125,12 +129,15 @@ args! {
         ids: Ptr, table: Ptr, slots: Ptr, host: Ptr, out: Ptr, n_pairs: u32, n_expert: u32, n_slots: u32, n: u32,
     }
     struct Select: 32 { x: Ptr, rows: Ptr, out: Ptr, n_rows: u32, d: u32 }
-    struct QkvPart: 40 { x: Ptr, w: Ptr, cache: Ptr, n_head: u32, d_head: u32, is_normed: u32, is_rotated: u32 }
-    struct Qkv: 216 {
+    struct QkvPart: 48 {
+        x: Ptr, w: Ptr, cache: Ptr, n_head: u32, d_head: u32, is_normed: u32, is_rotated: u32, is_blocks: u32,
+        reserved: u32,
+    }
+    struct Qkv: 240 {
         step: Step, parts: [QkvPart; 3], table: Ptr, rows: u32, n_heads: u32, half: u32, interleaved: u32, windowed: u32,
         eps: f32,
     }
-    struct Attend: 312 {
+    struct Attend: 336 {
         step: Step, q: QkvPart, k: QkvPart, v: QkvPart, table: Ptr, k_cache: Ptr, v_cache: Ptr, sinks: Ptr, out: Ptr,
         partial: Ptr, counters: Ptr, n_kv: u32, n_splits: u32, window: u32, windowed: u32, half: u32, interleaved: u32,
         q_stride: u32, n_tiles: u32, scale: f32, softcap: f32, eps: f32, rows: u32,

@@ -29,10 +29,10 @@ use super::tables::Tables;
 use super::upload::Weights;
 use super::wide;
 use super::{few, few_launch};
-use backend::CacheType;
 use backend::inputs::Inputs;
 use backend::residency::{Policy, Residencies, Residency};
 use backend::routing::RoutingTrace;
+use backend::{CacheType, KvType};
 use backend::{CompileError, Footprint, Kinds, Limits, PAGE, Part};
 
 /// Tokens of a step: where one goes in 20 bits of a fault, with its router in the other 12.
@@ -110,7 +110,11 @@ pub fn lay<'a>(
     if n_routers > MAX_ROUTERS {
         return Err(unsupported(format!("run {n_routers} routers, at most {MAX_ROUTERS}")));
     }
-    let is_f16 = cuda.cache.is_f16("cuda")?;
+    if let Some(what) = cache_misfit(cuda.cache, plan) {
+        return Err(unsupported(what));
+    }
+    // Blocks become f16 for the kernels that read floats.
+    let is_f16 = cuda.cache.k != KvType::F32;
     let max_tokens = limits.max_tokens;
     let is_wide = wide::fits(context.arch) && max_tokens >= wide::FROM;
     let is_batch = batch::has_steps(limits);
@@ -118,7 +122,7 @@ pub fn lay<'a>(
 
     let placement = memory::place(plan, max_tokens, max_outputs);
     let arena = allocate(context, "step buffers", placement.bytes)?;
-    let (cache_memory, caches) = caches(context, plan, limits, is_f16)?;
+    let (cache_memory, caches) = caches(context, plan, limits, cuda.cache)?;
     let (state_memory, states) = states(context, plan, limits, stream)?;
     let split = cuda.split(plan);
     let slots = cuda.slots(plan, &split);
@@ -378,10 +382,10 @@ pub fn footprint(cuda: &Cuda, plan: &Plan, limits: Limits) -> Footprint {
         let bytes = if is_matrix { decl.bytes() } else { decl.n_values().saturating_mul(4) };
         sum.add(Part::Weights(kinds[i], Residency::Copied), bytes);
     }
-    let element = if cuda.cache == CacheType::F16 { 2 } else { 4 };
+    sum.add(Part::Scratch, floats(plan, limits, cuda.cache).iter().sum());
     for decl in &plan.caches {
         let part = if decl.window.is_some() { Part::Windows } else { Part::Cache };
-        let (k, v) = planes(decl, limits, element);
+        let [k, v] = planes(decl, limits, cuda.cache);
         sum.add(part, k.saturating_add(v));
     }
     plan.states.iter().for_each(|state| sum.add(Part::States, state_bytes(state.n, limits)));
@@ -485,13 +489,30 @@ impl Needs {
     }
 }
 
+/// Why a plan's caches cannot be kept in these types; `None` where they can.
+pub fn cache_misfit(cache: CacheType, plan: &Plan) -> Option<String> {
+    let is_mixed = (cache.k == KvType::F32) != (cache.v == KvType::F32);
+    let mixed = || is_mixed.then(|| format!("keep a cache of type {cache}: f32 goes with f32 alone"));
+    cache.misfit(plan).or_else(mixed)
+}
+
 /// Bytes of a layer's keys and values.
-fn planes(decl: &CacheDecl, limits: Limits, element: usize) -> (usize, usize) {
-    let plane = |d: usize| {
+fn planes(decl: &CacheDecl, limits: Limits, types: CacheType) -> [usize; 2] {
+    let plane = |t: KvType, d: usize| {
         let n_pages = if decl.window.is_some() { limits.n_window_pages } else { limits.n_pages };
-        n_pages.saturating_mul(PAGE * element).saturating_mul(decl.n_kv.saturating_mul(d)).saturating_add(255) & !255
+        let rows = n_pages.saturating_mul(PAGE).saturating_mul(decl.n_kv);
+        t.bytes(d).map_or(usize::MAX, |bytes| rows.saturating_mul(bytes)).saturating_add(255) & !255
     };
-    (plane(decl.d_k), if decl.v_in_k { 0 } else { plane(decl.d_v) })
+    [plane(types.k, decl.d_k), if decl.v_in_k { 0 } else { plane(types.v, decl.d_v) }]
+}
+
+/// Bytes of the copies of a layer's keys and values in f16, one layer after the other, where they are kept in blocks.
+fn floats(plan: &Plan, limits: Limits, types: CacheType) -> [usize; 2] {
+    [types.k, types.v].map(|t| t.block().is_some()).into_iter().enumerate().fold([0; 2], |mut most, (i, is_blocks)| {
+        let of = plan.caches.iter().map(|decl| planes(decl, limits, CacheType::F16)[i]);
+        most[i] = if is_blocks { of.max().unwrap_or(0) } else { 0 };
+        most
+    })
 }
 
 /// Bytes of a state of `n` numbers in all slots.
@@ -499,33 +520,34 @@ fn state_bytes(n: usize, limits: Limits) -> usize {
     n.saturating_mul(limits.n_states).saturating_mul(4).saturating_add(255) & !255
 }
 
-/// The pages of all layers, one layer after the other.
+/// The pages of all layers, one layer after the other, and behind them the copies of blocks.
 fn caches(
     context: &Arc<Context>,
     plan: &Plan,
     limits: Limits,
-    is_f16: bool,
+    types: CacheType,
 ) -> Result<(Memory, Vec<CacheView>), CompileError> {
-    let element = if is_f16 { 2 } else { 4 };
-    let planes = |decl: &CacheDecl| planes(decl, limits, element);
-    let total = plan.caches.iter().fold(0usize, |sum, decl| {
-        let (k, v) = planes(decl);
-        sum.saturating_add(k).saturating_add(v)
-    });
-    let memory = allocate(context, "the key-value cache", total)?;
+    let planes = |decl: &CacheDecl| planes(decl, limits, types);
+    let sum = |sum: usize, [k, v]: [usize; 2]| sum.saturating_add(k).saturating_add(v);
+    let (cached, copied) = (plan.caches.iter().map(planes).fold(0, sum), floats(plan, limits, types));
+    let memory = allocate(context, "the key-value cache", sum(cached, copied))?;
     let mut at = memory.ptr();
+    let copies = [at + cached as u64, at + (cached + copied[0]) as u64];
     let view = |decl: &CacheDecl| {
-        let (k, v) = planes(decl);
-        let view = CacheView {
-            k: at,
-            v: at + k as u64,
+        let [k, v] = planes(decl);
+        let (keys, values) = (at, at + k as u64);
+        at += (k + v) as u64;
+        let float = |t: KvType, plane, copy| if t.block().is_some() { copy } else { plane };
+        CacheView {
+            k: keys,
+            v: values,
             n_kv: decl.n_kv,
             d_k: decl.d_k,
             d_v: decl.d_v,
             windowed: decl.window.is_some(),
-        };
-        at += (k + v) as u64;
-        view
+            types,
+            floats: [float(types.k, keys, copies[0]), float(types.v, values, copies[1])],
+        }
     };
     let views = plan.caches.iter().map(view).collect();
     Ok((memory, views))

@@ -83,12 +83,12 @@ impl Run {
                     return false;
                 }
                 self.part(k, cache.n_kv, cache.d_k, |part| {
-                    part.cache = cache.k;
+                    (part.cache, part.is_blocks) = (cache.k, cache.has_key_blocks());
                     true
                 });
                 if let Some(v) = v_part {
                     self.part(v, cache.n_kv, cache.d_v, |part| {
-                        part.cache = cache.v;
+                        (part.cache, part.is_blocks) = (cache.v, cache.has_value_blocks());
                         true
                     });
                 }
@@ -108,7 +108,8 @@ impl Run {
         if x.rows != model::plan::Rows::Tokens {
             return false;
         }
-        let new = QkvPartNode { x, n_head, d_head, w: 0, cache: 0, is_normed: false, is_rotated: false };
+        let new =
+            QkvPartNode { x, n_head, d_head, w: 0, cache: 0, is_blocks: false, is_normed: false, is_rotated: false };
         let is_full = self.parts.len() == 3;
         match self.parts.iter_mut().find(|part| part.x.ptr == x.ptr) {
             Some(part) if (part.n_head, part.d_head) != (n_head, d_head) => false,
@@ -144,6 +145,7 @@ impl Run {
 
 #[cfg(test)]
 mod tests {
+    use backend::CacheType;
     use model::plan::Rows;
 
     use super::*;
@@ -161,7 +163,8 @@ mod tests {
     }
 
     fn append(k: View, v: Ptr) -> Node {
-        let cache = CacheView { k: 100, v: 200, n_kv: 2, d_k: 4, d_v: 4, windowed: true };
+        let (floats, types) = ([100, 200], CacheType::F16);
+        let cache = CacheView { k: 100, v: 200, n_kv: 2, d_k: 4, d_v: 4, windowed: true, types, floats };
         Node::KvAppend { module: 0, cache, k, v }
     }
 

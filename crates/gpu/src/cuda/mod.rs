@@ -41,6 +41,7 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 use model::plan::{Plan, ValidPlan, passes};
 
+pub use compile::cache_misfit;
 pub use driver::NoDevice;
 
 use self::split::{Host, Moves, Slots, Split};

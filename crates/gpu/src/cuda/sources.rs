@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use backend::CacheType;
 use model::plan::CacheDecl;
 use quant::WeightType;
 
@@ -21,7 +22,9 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("cuda/columns.h", include_str!("../../kernels/cuda/columns.h")),
     ("cuda/common.h", include_str!("../../kernels/cuda/common.h")),
     ("cuda/few.h", include_str!("../../kernels/cuda/few.h")),
+    ("cuda/head.h", include_str!("../../kernels/cuda/head.h")),
     ("cuda/kv.h", include_str!("../../kernels/cuda/kv.h")),
+    ("cuda/kv_blocks.h", include_str!("../../kernels/cuda/kv_blocks.h")),
     ("cuda/linear.h", include_str!("../../kernels/cuda/linear.h")),
     ("cuda/load8.h", include_str!("../../kernels/cuda/load8.h")),
     ("cuda/mma.h", include_str!("../../kernels/cuda/mma.h")),
@@ -78,6 +81,7 @@ sources! {
     HEAD_LINEAR = "head_linear.cu";
     HOT = "hot.cu";
     KV_APPEND = "kv_append.cu";
+    KV_WIDEN = "kv_widen.cu";
     LATENT_OUT = "latent_out.cu";
     LATENT_Q = "latent_q.cu";
     LINEAR = "linear.cu";
@@ -211,9 +215,16 @@ impl Key {
         key
     }
 
-    /// Attention of single tokens over heads of `d` numbers, `heads` query heads of a block.
-    pub fn attend(source: Source, d: usize, heads: usize) -> Key {
-        Key::new(source, vec![format!("D={d}"), format!("HEADS={heads}")])
+    /// Attention of single tokens over heads of `d` numbers, `heads` query heads of a block, behind short contexts.
+    pub fn attend(d: usize, heads: usize) -> Key {
+        Key::new(ATTEND, vec![format!("D={d}"), format!("HEADS={heads}")])
+    }
+
+    /// The same behind long contexts, and where a cache has blocks.
+    pub fn attend_long(d: usize, heads: usize, types: CacheType) -> Key {
+        let blocks = [("K_BLOCKS", types.k), ("V_BLOCKS", types.v)];
+        let blocks = blocks.map(|(name, t)| format!("{name}={}", u32::from(t.block().is_some())));
+        Key::new(ATTEND_LONG, [&[format!("D={d}"), format!("HEADS={heads}")], &blocks[..]].concat())
     }
 
     /// A source for one number.

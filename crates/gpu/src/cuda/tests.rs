@@ -15,7 +15,7 @@ use super::nodes::Modules;
 use super::nvrtc::{self, Target};
 use super::outline::{Card, Outline};
 use super::sources::{self, Key, Source, Texts};
-use backend::{Backend, Limits};
+use backend::{Backend, CacheType, KvType, Limits};
 
 /// Whether the compiler is there; says so when it is not.
 fn has_compiler() -> bool {
@@ -79,11 +79,13 @@ fn modules() -> Vec<Key> {
         }
     }
     for (d, heads) in [(64, 8), (128, 4), (128, 8), (256, 1), (256, 8)] {
-        keys.push(Key::attend(sources::ATTEND_LONG, d, heads));
+        let halves = CacheType { k: KvType::F16, v: KvType::Q8_0 };
+        keys.extend([CacheType::F16, CacheType::Q8_0, halves].map(|types| Key::attend_long(d, heads, types)));
     }
     for (d, heads) in [(64, 1), (64, 2), (128, 1), (128, 2), (256, 1), (256, 2)] {
-        keys.push(Key::attend(sources::ATTEND, d, heads));
+        keys.push(Key::attend(d, heads));
     }
+    keys.push(Key::plain(sources::KV_WIDEN));
     keys.push(Key::pair(sources::LINEAR_PAIR, WeightType::Q4_K, WeightType::Q6_K));
     keys.push(Key::pair(sources::EXPERTS_DOWN, WeightType::Q5_0, WeightType::Q6_K));
     for (w, is_f16, product) in [

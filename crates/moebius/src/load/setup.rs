@@ -311,18 +311,18 @@ impl EngineSetup {
     /// Checks that the device can keep the plan's caches in the types that are asked for.
     pub fn check_cache(&self, plan: &Plan) -> Result<()> {
         let cache = self.step.cache_type;
-        let gpu = match self.kind() {
-            Chosen::Cpu | Chosen::Reference => {
-                return cache.misfit(plan).map_or(Ok(()), |what| Err(anyhow!("--cache-type {cache} cannot {what}")));
+        let misfit = match self.kind() {
+            Chosen::Cpu | Chosen::Reference => cache.misfit(plan),
+            Chosen::Cuda => cuda::cache_misfit(cache, plan),
+            Chosen::Metal => {
+                ensure!(
+                    [CacheType::F16, CacheType::F32].contains(&cache),
+                    "--cache-type {cache} requires --backend cpu or cuda: Metal supports f16 and f32"
+                );
+                None
             }
-            Chosen::Cuda => "CUDA",
-            Chosen::Metal => "Metal",
         };
-        ensure!(
-            [CacheType::F16, CacheType::F32].contains(&cache),
-            "--cache-type {cache} requires --backend cpu: {gpu} supports f16 and f32"
-        );
-        Ok(())
+        misfit.map_or(Ok(()), |what| Err(anyhow!("--cache-type {cache} cannot {what}")))
     }
 
     /// Returns the CPU with these residencies.

@@ -48,8 +48,8 @@ fn caches_of_blocks_tell_stories() {
     let refusals: &[(&[&str], &str)] = &[
         (&["run", STORY, "--cache-type", "q3_0"], "\"q3_0\" is no type: use f16, f32, q8_0"),
         (
-            &["plan", "--backend", "cuda", "--sm", "90", "--cache-type", "q8_0"],
-            "--cache-type q8_0 requires --backend cpu",
+            &["plan", "--backend", "cuda", "--sm", "90", "--cache-type", "v=q8_0,k=f32"],
+            "--cache-type k=f32,v=q8_0 cannot keep a cache of type k=f32,v=q8_0: f32 goes with f32 alone",
         ),
         (&["plan", "--backend", "metal", "--kv", "v=q8_0"], "--cache-type k=f16,v=q8_0 requires --backend cpu"),
     ];
@@ -58,6 +58,8 @@ fn caches_of_blocks_tell_stories() {
         let err = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && err.contains(why), "{args:?}: {err}");
     }
+    let plan = stdout(&["plan", "--backend", "cuda", "--sm", "90", "--cache-type", "q8_0"], "");
+    assert!(plan.contains("attend_long"), "{plan}");
 }
 
 #[test]

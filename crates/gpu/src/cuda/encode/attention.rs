@@ -28,6 +28,28 @@ impl Encoder<'_> {
         self.run(node.module, Launch::each("qkv", rows * n_heads * 32, 128), &args)
     }
 
+    /// Copies blocks of the cache as floats, for chunks of more than one token or for all.
+    fn widen(&mut self, node: &AttentionNode, singles: usize) -> Result<(), DriverError> {
+        let (cache, Some(module)) = (node.cache, node.widen) else { return Ok(()) };
+        let n_chunks = self.counts.chunks;
+        let out = |is_blocks: bool, floats| if is_blocks { floats } else { 0 };
+        let args = args::KvWiden {
+            step: self.step,
+            k: cache.k,
+            v: cache.v,
+            k_out: out(cache.has_key_blocks(), cache.floats[0]),
+            v_out: out(cache.has_value_blocks() && !node.v_in_k, cache.floats[1]),
+            n_kv: cache.n_kv as u32,
+            d_k: cache.d_k as u32,
+            d_v: cache.d_v as u32,
+            window: node.window.min(u32::MAX as usize) as u32,
+            windowed: u32::from(cache.windowed),
+            singles: singles as u32,
+        };
+        let grid = [(4 * self.sms).div_ceil(n_chunks.max(1)) as u32, n_chunks as u32, 1];
+        self.run(module, Launch { entry: "kv_widen", grid, block: 256, shared: 0 }, &args)
+    }
+
     pub(super) fn attention(&mut self, node: &AttentionNode) -> Result<(), DriverError> {
         let (n_tokens, n_chunks) = (self.counts.tokens, self.counts.chunks);
         // Prompts: tiles of tokens of one chunk each. Single tokens next to them would leave theirs nearly empty.
@@ -36,11 +58,13 @@ impl Encoder<'_> {
         let is_full = |tile: &Tile| n_prompt >= tile.tokens * prompts;
         let tile = node.wide.filter(is_full).or(node.tile);
         if let Some(tile) = tile.filter(|_| prompts > 0 && n_prompt >= 16 * prompts) {
+            let attend = node.singles().filter(|_| node.singles.is_some_and(|of| singles <= of.most));
+            self.widen(node, if attend.is_some() { singles } else { 0 })?;
             let args = self.attention_args(node, n_chunks, singles);
             let grid = [node.cache.n_kv, n_prompt / tile.tokens + prompts, tile.heads].map(|n| n as u32);
             let (entry, block, shared) = (tile.entry, tile.block as u32, tile.shared as u32);
             self.run(tile.module, Launch { entry, grid, block, shared }, &args)?;
-            return match node.singles().filter(|_| node.singles.is_some_and(|of| singles <= of.most)) {
+            return match attend {
                 _ if singles == 0 => Ok(()),
                 Some(attend) => {
                     let n_splits = attend.splits(singles, self.most_pages, self.sms);
@@ -49,6 +73,7 @@ impl Encoder<'_> {
                 None => self.attention_rows(node, singles, singles),
             };
         }
+        self.widen(node, 0)?;
         self.attention_rows(node, n_tokens, 0)
     }
 
@@ -82,8 +107,8 @@ impl Encoder<'_> {
         args::Attention {
             step: self.step,
             q: node.q.ptr,
-            k_cache: node.cache.k,
-            v_cache: node.cache.v,
+            k_cache: node.cache.floats[0],
+            v_cache: node.cache.floats[1],
             sinks: node.sinks,
             out: node.out.ptr,
             partial: self.scratch.partial,
@@ -110,5 +135,7 @@ pub(super) fn qkv_part(part: &QkvPartNode) -> args::QkvPart {
         d_head: part.d_head as u32,
         is_normed: u32::from(part.is_normed),
         is_rotated: u32::from(part.is_rotated),
+        is_blocks: u32::from(part.is_blocks),
+        reserved: 0,
     }
 }

@@ -150,7 +150,7 @@ impl Encoder<'_> {
             reserved: 0,
         };
         let grid = [(n_tokens * node.tiles() * cache.n_kv * n_splits) as u32, 1, 1];
-        let launch = if is_short {
+        let launch = if is_short && !cache.types.has_blocks() {
             Launch { entry: "attend", grid, block: 256, shared: 0 }
         } else {
             Launch { entry: "attend_long", grid, block: 256, shared: bytes as u32 }

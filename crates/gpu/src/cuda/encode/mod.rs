@@ -324,7 +324,7 @@ impl Encoder<'_> {
                     d_k: cache.d_k as u32,
                     d_v: cache.d_v as u32,
                     windowed: u32::from(cache.windowed),
-                    reserved: 0,
+                    blocks: u32::from(cache.has_key_blocks()) | u32::from(cache.has_value_blocks()) << 1,
                 };
                 let launch = Launch { entry: "kv_append", grid: [rows as u32, 1, 1], block: 256, shared: 0 };
                 self.run(module, launch, &args)

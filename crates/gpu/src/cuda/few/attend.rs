@@ -6,7 +6,7 @@ use super::super::args::Prologue;
 use super::super::driver::Ptr;
 use super::super::fuse::qkv_of;
 use super::super::nodes::{AttendNode, AttentionNode, CacheView, Modules, Node, QkvPartNode, Singles, View};
-use super::super::sources::{self, Key};
+use super::super::sources::Key;
 use super::{Few, Room, Source, Strided};
 
 /// Whether the kernels of attention for single tokens take these dimensions.
@@ -26,7 +26,7 @@ pub fn attend_singles(nodes: &mut [Node], modules: &mut Modules, room: &Room, is
         let Node::Attention(node) = node else { continue };
         if fits(node, is_f16) {
             let (d, heads) = (node.cache.d_k, heads_of_block(node));
-            let module = modules.id(Key::attend(sources::ATTEND_LONG, d, heads));
+            let module = modules.id(Key::attend_long(d, heads, node.cache.types));
             node.singles = Some(Singles { module, heads, counters: room.counters + 4, most: room.rows });
         }
     }
@@ -69,6 +69,7 @@ impl Few<'_> {
                 d_head: d,
                 w: 0,
                 cache,
+                is_blocks: false,
                 is_normed: false,
                 is_rotated: false,
             })
@@ -121,8 +122,14 @@ impl Few<'_> {
         }
         let heads = heads_of_block(&node);
         let to = View { ptr: self.room.attended, rows: Rows::Tokens, width: n_head * d };
-        let module = self.modules.id(Key::attend(sources::ATTEND_LONG, d, heads));
-        let short = [1, heads.min(2)].map(|heads| (self.modules.id(Key::attend(sources::ATTEND, d, heads)), heads));
+        let module = self.modules.id(Key::attend_long(d, heads, cache.types));
+        let short = [1, heads.min(2)].map(|heads| {
+            let key = match cache.types.has_blocks() {
+                true => Key::attend_long(d, heads, cache.types),
+                false => Key::attend(d, heads),
+            };
+            (self.modules.id(key), heads)
+        });
         self.out.push(Node::Attend(AttendNode {
             module,
             heads,

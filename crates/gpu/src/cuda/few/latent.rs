@@ -71,7 +71,8 @@ impl Few<'_> {
         let width = |buf: Buf| self.plan.buf(buf).width;
         let (d_latent, d_nope) = (width(*latent), width(*q_nope) / n_head);
         let cache = attention.cache;
-        let fits = *of_q == [(d_nope, *q_nope), (*d_pe, *q_pe)]
+        let fits = !cache.types.has_blocks()
+            && *of_q == [(d_nope, *q_nope), (*d_pe, *q_pe)]
             && *of_kv == [(d_latent, *c), (*d_pe, *k_pe)]
             && *to_q == [(d_latent, *q_latent), (*d_pe, *q_pe)]
             && *to_k == [(d_latent, *latent), (*d_pe, *k_pe)]

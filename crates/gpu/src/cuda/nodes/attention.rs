@@ -18,6 +18,8 @@ pub struct QkvPartNode {
     pub is_rotated: bool,
     /// Where they are stored; null where they are not.
     pub cache: Ptr,
+    /// The cache has blocks of 8 bits.
+    pub is_blocks: bool,
 }
 
 /// Head norms, ropes and the append of a layer.
@@ -55,6 +57,8 @@ pub struct AttentionNode {
     pub softcap: f32,
     /// For single tokens alongside prompts.
     pub singles: Option<Singles>,
+    /// Makes floats of the blocks of a cache.
+    pub widen: Option<ModuleId>,
 }
 
 /// `attend_long` of single tokens whose keys and values are in the cache.
@@ -78,7 +82,8 @@ impl AttentionNode {
     pub fn singles(&self) -> Option<AttendNode> {
         let Singles { module, heads, counters, .. } = self.singles?;
         let (x, n_head, d_head) = (self.q, self.n_head, self.cache.d_k);
-        let q = QkvPartNode { x, n_head, d_head, is_normed: false, w: 0, is_rotated: false, cache: 0 };
+        let q =
+            QkvPartNode { x, n_head, d_head, is_normed: false, w: 0, is_rotated: false, cache: 0, is_blocks: false };
         Some(AttendNode {
             module,
             heads,

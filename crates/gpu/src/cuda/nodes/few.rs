@@ -54,7 +54,7 @@ pub struct AttendNode {
     /// Query heads of a block.
     pub heads: usize,
     /// The kernels for short contexts, and their heads of a block, which are fewer, so that blocks fill the device: one
-    /// for a token, two for several.
+    /// for a token, two for several. Of caches with blocks they are those for long contexts.
     pub short: [(ModuleId, usize); 2],
     /// Of q, k and v.
     pub parts: [QkvPartNode; 3],
@@ -105,10 +105,12 @@ impl AttendNode {
         let is_crowded = n_tokens * self.attention.cache.n_kv * self.tiles() > 2 * sms;
         let halves = 2 * most_pages.div_ceil(n_splits.max(1));
         let workers = halves.clamp(1, 2 * ATTEND_PAGES);
-        // Keys and values in f16, padded.
-        let bytes = 2 * 2 * HALF * (self.attention.cache.d_k + 8) * workers;
-        // What the kernel has besides is less than 16 KiB.
-        let stages = if !is_crowded && halves > workers && 2 * bytes + (16 << 10) <= max_shared { 2 } else { 1 };
+        // Rows of f16, padded; or of bytes, with their scales.
+        let (cache, d) = (self.attention.cache, self.attention.cache.d_k);
+        let bytes = |is_blocks, padding| if is_blocks { HALF * (d + padding) + d } else { 2 * HALF * (d + 8) };
+        let bytes = workers * (bytes(cache.has_key_blocks(), 32) + bytes(cache.has_value_blocks(), 16));
+        // What the kernel has besides is less than 18 KiB.
+        let stages = if !is_crowded && halves > workers && 2 * bytes + (18 << 10) <= max_shared { 2 } else { 1 };
         [workers, stages, stages * bytes]
     }
 

@@ -190,11 +190,13 @@ impl Lower<'_, '_> {
                 })?;
                 let (is_f16, max_shared, modules) = (self.is_f16, self.max_shared, &mut *self.modules);
                 let module = modules.id(Key::attention(sources::ATTENTION, decl, is_f16, heads));
+                let view = self.caches[cache.0 as usize];
+                let widen = view.types.has_blocks().then(|| modules.id(Key::plain(sources::KV_WIDEN)));
                 let wide = || modules.id(Key::attention(sources::ATTENTION_WIDE, decl, is_f16, heads));
                 let wide = if self.is_wide { attention_wide(wide, decl, n_head, is_f16, max_shared) } else { None };
                 Node::Attention(AttentionNode {
                     module,
-                    cache: self.caches[cache.0 as usize],
+                    cache: view,
                     q: self.view(q),
                     out: self.view(out),
                     sinks: self.vector_or_null(sinks)?,
@@ -207,6 +209,7 @@ impl Lower<'_, '_> {
                     window: crate::window_word(window, chunked) as usize,
                     softcap: softcap.unwrap_or(0.0),
                     singles: None,
+                    widen,
                 })
             }
             Op::CausalConv { x, w, bias, silu, state, out } => {

@@ -9,6 +9,7 @@ mod few;
 mod lower;
 mod modules;
 
+use backend::CacheType;
 use model::plan::{DeltaHeads, Gate, GateFactor, Rows};
 use quant::WeightType;
 
@@ -92,6 +93,21 @@ pub struct CacheView {
     pub d_k: usize,
     pub d_v: usize,
     pub windowed: bool,
+    pub types: CacheType,
+    /// The keys and values that kernels read which read floats alone: those above, or copies of blocks in f16.
+    pub floats: [Ptr; 2],
+}
+
+impl CacheView {
+    /// Keys are kept in blocks of 8 bits.
+    pub fn has_key_blocks(&self) -> bool {
+        self.types.k.block().is_some()
+    }
+
+    /// Values are kept in blocks of 8 bits.
+    pub fn has_value_blocks(&self) -> bool {
+        self.types.v.block().is_some()
+    }
 }
 
 /// A recurrent state in all slots.
