@@ -26,7 +26,7 @@ extern __shared__ uint4 shared[];
 // Positions that a warp takes at a time.
 #define HALF 16
 // Of keys and of values: pieces of 16 bytes of a row, bytes from row to row in shared memory, where rows begin in
-// different banks, and bytes of all rows and of the scales behind them, [D / 32][HALF].
+// different banks, and bytes of all rows and of the scales after them, [D / 32][HALF].
 #define K_PIECES (K_BLOCKS ? D / 16 : D / 8)
 #define V_PIECES (V_BLOCKS ? D / 16 : D / 8)
 #define K_STRIDE (K_BLOCKS ? D + 32 : 2 * (D + 8))

@@ -26,7 +26,7 @@ __device__ __forceinline__ float combined(const Combine& a, const float* weights
     return a.add ? v + x[i] : v;
 }
 
-// Four numbers of a row behind its slots, from number `i` on; rows begin at multiples of 16 bytes.
+// Four numbers of a row after its slots, from number `i` on; rows begin at multiples of 16 bytes.
 __device__ __forceinline__ float4 combined_four(const Combine& a, const float* weights, const float* x, const float* y,
                                                 const float* shared_y, float share, u32 i) {
     float4 v = {0.0f, 0.0f, 0.0f, 0.0f};

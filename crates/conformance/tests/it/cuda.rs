@@ -408,7 +408,7 @@ fn long_prompts_agree_with_the_reference() {
     }
 }
 
-/// Caches in blocks of 8 bits: prompts, which read floats, alone and beside single tokens, and single tokens behind
+/// Caches in blocks of 8 bits: prompts, which read floats, alone and alongside single tokens, and single tokens after
 /// contexts of one page and of many.
 #[test]
 fn caches_of_blocks_agree_with_the_reference() {

@@ -520,7 +520,7 @@ fn state_bytes(n: usize, limits: Limits) -> usize {
     n.saturating_mul(limits.n_states).saturating_mul(4).saturating_add(255) & !255
 }
 
-/// The pages of all layers, one layer after the other, and behind them the copies of blocks.
+/// The pages of all layers, one layer after the other, and after them the copies of blocks.
 fn caches(
     context: &Arc<Context>,
     plan: &Plan,

@@ -215,12 +215,12 @@ impl Key {
         key
     }
 
-    /// Attention of single tokens over heads of `d` numbers, `heads` query heads of a block, behind short contexts.
+    /// Attention of single tokens over heads of `d` numbers, `heads` query heads of a block, after short contexts.
     pub fn attend(d: usize, heads: usize) -> Key {
         Key::new(ATTEND, vec![format!("D={d}"), format!("HEADS={heads}")])
     }
 
-    /// The same behind long contexts, and where a cache has blocks.
+    /// The same after long contexts, and where a cache has blocks.
     pub fn attend_long(d: usize, heads: usize, types: CacheType) -> Key {
         let blocks = [("K_BLOCKS", types.k), ("V_BLOCKS", types.v)];
         let blocks = blocks.map(|(name, t)| format!("{name}={}", u32::from(t.block().is_some())));
