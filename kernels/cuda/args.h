@@ -217,6 +217,8 @@ struct HeadNorm {
 
 struct RopeTable {
     const u32* positions;   // [T]
+    const u32* places;      // [T, 3], or null: a position on each axis in place of `positions`
+    const u32* axes;        // [half], or null: the axis of each pair; all are of axis 0
     const double* inv_freq; // [half]
     float* table;           // [T, half, 2]: cosine, sine, times the factor
     u64* zeroed;            // [n_zeroed]: what a step begins with as zero
@@ -240,6 +242,17 @@ struct Heads {
     float* to;
     u64 n;                   // heads in all rows
     u32 width, d_head, first, is_split;
+};
+
+// Rows that a step is given.
+struct Input {
+    float* x;          // [T, d]
+    const float* rows; // [n / d, d_input]
+    const u32* tokens; // [n / d]
+    u64 n;
+    u32 d, d_input;
+    u32 first;         // of their numbers
+    u32 add;           // to x; else in place of it
 };
 
 struct Elementwise {
@@ -294,6 +307,7 @@ struct Attention {
     const float* sinks;   // [n_head], or null
     float* out;           // [T, n_head, d_v]
     float* partial;       // [T, n_head, n_splits, d_v + 2]
+    const u32* ends;      // [T], of `attention`: the position after the last that a token sees; null: after its own
     u32 rows, n_head, n_kv;
     u32 n_splits;         // of attention_tile: the number of chunks
     u32 window;           // as first_seen takes it

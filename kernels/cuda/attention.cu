@@ -85,7 +85,9 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
     const u32 pos = a.step.positions[token];
     const Chunk c = a.step.chunks[a.step.chunk_of[token]];
     const u32 first_pos = first_seen(a.window, pos);
-    const u32 first_block = first_pos / PAGE, n_blocks = pos / PAGE + 1 - first_block;
+    // A token of a span sees it to its end.
+    const u32 last = a.ends ? a.ends[token] - 1 : pos;
+    const u32 first_block = first_pos / PAGE, n_blocks = last / PAGE + 1 - first_block;
     // The splits' shares of the blocks, in order; late ones may be empty.
     const u32 each = (n_blocks + a.n_splits - 1) / a.n_splits;
     const u32 begin = first_block + min(split * each, n_blocks), end = first_block + min((split + 1) * each, n_blocks);
@@ -111,7 +113,7 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
         const u64 page = page_of(a.step, c, a.windowed, block);
         const Kv* keys = (const Kv*)a.k_cache + (page * a.n_kv + kv_head) * PAGE * D_K;
         const u32 p = block * PAGE + lane;
-        const bool is_seen = p >= first_pos && p <= pos;
+        const bool is_seen = p >= first_pos && p <= last;
         float sum[EACH];
         if (is_seen && warp < HEADS) scores_of(keys + lane * D_K, q, warp, sum);
 #pragma unroll
@@ -141,7 +143,7 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
         const Kv* values = (const Kv*)a.v_cache + (page * a.n_kv + kv_head) * PAGE * D_V;
         constexpr u32 stride = D_V;
 #endif
-        const u32 from = max(first_pos, block * PAGE) - block * PAGE, to = min(pos, block * PAGE + PAGE - 1) - block * PAGE;
+        const u32 from = max(first_pos, block * PAGE) - block * PAGE, to = min(last, block * PAGE + PAGE - 1) - block * PAGE;
 #pragma unroll
         for (int h = 0; h < HEADS; h++) {
 #pragma unroll

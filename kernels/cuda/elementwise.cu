@@ -1,5 +1,5 @@
 // Ops on single numbers: add, scale, scale_by, softcap, gate_by, gated_act, decay_beta; and those that move
-// numbers only: split_heads and join_heads, select. A thread a number, 256 threads a block.
+// numbers only: split_heads and join_heads, select, input. A thread a number, 256 threads a block.
 #include "cuda/common.h"
 #include "cuda/args.h"
 
@@ -67,6 +67,14 @@ KERNEL __launch_bounds__(256) heads(const __grid_constant__ Heads a) {
     } else {
         a.to[in_whole] = a.from[i];
     }
+}
+
+// Rows that the step is given: in place of those of their tokens, or added to them.
+KERNEL __launch_bounds__(256) input_rows(const __grid_constant__ Input a) {
+    ELEMENT_OR_RETURN(a.n)
+    const float own = a.rows[i / a.d * a.d_input + a.first + i % a.d];
+    float* to = a.x + (u64)a.tokens[i / a.d] * a.d + i % a.d;
+    *to = a.add ? *to + own : own;
 }
 
 // out[r] = x[rows[r]]

@@ -13,12 +13,13 @@ KERNEL __launch_bounds__(128) rope_table(const __grid_constant__ RopeTable a) {
     const u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at < a.n_zeroed) a.zeroed[at] = 0;
     if (at >= (u64)a.rows * a.half) return;
-    const double angle = (double)a.positions[at / a.half] * a.inv_freq[at % a.half];
+    const u32* place = a.places ? a.places + at / a.half * 3 : a.positions + at / a.half;
+    const double angle = (double)place[a.places && a.axes ? a.axes[at % a.half] : 0] * a.inv_freq[at % a.half];
     double sine, cosine;
     sincos(angle, &sine, &cosine);
     double factor = (double)a.factor;
     if (a.step) {
-        const u64 steps = ((u64)a.positions[at / a.half] + a.offset) / a.step;
+        const u64 steps = ((u64)*place + a.offset) / a.step;
         factor *= 1.0 + (double)a.beta * log(1.0 + (double)steps);
     }
     a.table[2 * at] = (float)(cosine * factor);

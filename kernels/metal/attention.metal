@@ -6,7 +6,8 @@
 // column, or four side by side of 128, and takes each position's share from that position's lane. With SPLIT a
 // threadgroup takes a part of the positions and leaves its sums, its largest score and its sum of shares in `out`, [T,
 // n_head, n_parts, D_V + 2], to `attention_merge`, which makes of a single part the bits that SPLIT 0 makes. Compiled
-// for a cache: D_K, D_V, KV_F16, V_IN_K (values are the first D_V numbers of the keys); SINKS 0 or 1; SPLIT. grid
+// for a cache: D_K, D_V, KV_F16, V_IN_K (values are the first D_V numbers of the keys); SINKS 0 or 1; SPLIT; SPANS (a token sees what
+// follows it up to the end of its span). grid
 // (n_head, T), with SPLIT (n_head, T, parts of the longest context), 64 threads
 #include "metal/common.h"
 #include "metal/kv.h"
@@ -44,6 +45,9 @@ kernel void attention(device const float* q [[buffer(0)]], device const Kv* k_ca
 #if SINKS
                       device const float* sinks [[buffer(9)]],
 #endif
+#if SPANS
+                      device const uint* ends [[buffer(10)]],
+#endif
                       uint3 group [[threadgroup_position_in_grid]], uint t [[thread_index_in_threadgroup]],
                       uint sg [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
     threadgroup float4 pieces[(D_K + 3) / 4];
@@ -54,6 +58,9 @@ kernel void attention(device const float* q [[buffer(0)]], device const Kv* k_ca
     uint pos = positions[token];
     device const Chunk& c = chunks[chunk_of[token]];
     uint first_pos = first_seen(a.window, pos);
+#if SPANS
+    pos = ends[token] - 1;
+#endif
 #if SPLIT
     if (a.part * group.z > pos) return;
     first_pos = max(first_pos, a.part * group.z);

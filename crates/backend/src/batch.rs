@@ -306,6 +306,17 @@ impl Batch {
         own.chain(plain.map(|pos| [pos; N_AXES]))
     }
 
+    /// The position after the last that every token sees where spans are heeded: of its span, or its own.
+    pub fn ends(&self) -> impl Iterator<Item = u32> + '_ {
+        let spans = &self.given.spans;
+        let end = |c: &Chunk, token: u32| {
+            let at = spans.partition_point(|span| span.end <= token);
+            let end = spans.get(at).filter(|span| span.contains(&token)).map_or(token + 1, |span| span.end);
+            c.pos + end - c.first
+        };
+        self.chunks.iter().flat_map(move |c| (c.first..c.first + c.len).map(move |token| end(c, token)))
+    }
+
     /// The page of a block of the chunk's sequence, in the caches with a window or in the others. The batch is checked,
     /// and the chunk's tokens attend to the block.
     pub fn page(&self, c: &Chunk, windowed: bool, block: usize) -> u32 {

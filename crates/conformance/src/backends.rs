@@ -140,8 +140,8 @@ pub fn rows() -> Vec<Row> {
     chosen(rows)
 }
 
-/// Ops of models that see, which GPUs refuse.
-const OF_IMAGES: &[&str] = &["input", "add_bias", "gelu"];
+/// Ops of image encoders, which GPUs refuse.
+const OF_IMAGES: &[&str] = &["add_bias", "gelu"];
 
 /// Caches of blocks.
 pub const BLOCKS: [CacheType; 3] =

@@ -209,11 +209,7 @@ impl StepTokens {
         self.places.clear();
         self.places.extend(batch.places());
         self.ends.clear();
-        self.ends.extend(self.pos.iter().map(|pos| pos + 1));
-        for span in &batch.given.spans {
-            let last = self.ends[span.end as usize - 1];
-            self.ends[span.start as usize..span.end as usize].fill(last);
-        }
+        self.ends.extend(batch.ends());
         self.fault_layer[..self.pos.len()].iter().for_each(|f| f.store(u32::MAX, Relaxed));
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use backend::reference::Reference;
 use backend::{Backend, Batch, CacheType, GivenRows, Kinds, Limits, PAGE, StepError, Tables};
 use checkpoint::Checkpoint;
-use conformance::backends::{cpu_with, isas};
+use conformance::backends::{cpu_with, gpu, isas, simulated, wide};
 use conformance::fixtures;
 use cpu::Isa;
 use engine::images::{Encoder, Features, Image, Pictures, Rows};
@@ -247,6 +247,31 @@ fn logits_are_the_original_models() {
                     let cut = logits(&model, &*row, &tokens, &pictures, 7);
                     assert!(found.iter().zip(&cut).all(|(a, b)| a.to_bits() == b.to_bits()), "{backend} {name}: cut");
                 }
+            }
+        }
+    }
+}
+
+/// GPUs take the features that the CPU finds, whole and cut between images, token by token where that takes no
+/// simulator.
+#[test]
+fn gpus_take_features() {
+    let metal = simulated(CacheType::F32, metal_sim::Options::default());
+    let metal = metal.map(|metal| ("metal", Box::new(metal) as Box<dyn Backend>, 1e-5, &[usize::MAX, 7][..]));
+    let cuda = gpu(CacheType::F32);
+    let cuda = cuda.map(|cuda| ("cuda", Box::new(cuda) as Box<dyn Backend>, 2e-2, &[usize::MAX, 7, 1][..]));
+    let rows: Vec<_> = metal.into_iter().chain(cuda).collect();
+    // Simulated, all others take minutes.
+    for model in models().into_iter().take(if wide() { usize::MAX } else { 2 }) {
+        let mut encoder = model.encoder(Box::new(Reference));
+        let (name, images) = model.prompts().swap_remove(0);
+        let (tokens, pictures) = prompt(&model, &mut encoder, &name, &images);
+        let exact = model.f32s(&format!("logits.{name}")).unwrap();
+        for (backend, row, tolerance, cuts) in &rows {
+            for &cut in *cuts {
+                let off = error(&logits(&model, &**row, &tokens, &pictures, cut), &exact);
+                println!("{} {backend} logits.{name}, cut {cut}: {off:.2e}", model.folder.display());
+                assert!(off <= *tolerance, "{} {backend} {name}, cut {cut}: {off:.2e}", model.folder.display());
             }
         }
     }

@@ -30,6 +30,8 @@ pub enum Word {
     Is(u32),
     /// This many for each row.
     Each(Rows, u32),
+    /// This many for each row that the step is given.
+    Given(u32),
 }
 
 /// What the form of a dispatch depends on.
@@ -44,6 +46,8 @@ pub enum Count {
         /// Tokens from which steps count none.
         below: usize,
     },
+    /// Spans of tokens that see each other.
+    Spans,
 }
 
 /// Steps in which something runs: `from <= count < to`.
@@ -64,6 +68,7 @@ impl When {
             Count::Longest => counts.longest as u64,
             Count::Reach { below } if counts.tokens >= below => 0,
             Count::Reach { .. } => counts.positions as u64,
+            Count::Spans => counts.spans as u64,
         };
         self.from as u64 <= n && n < self.to as u64
     }
@@ -85,6 +90,13 @@ pub enum Extent {
     },
     /// A threadgroup for each chunk of the step.
     Chunks,
+    /// Threadgroups of `per` things, of which a row that the step is given has `each`.
+    Given {
+        /// Things of a row.
+        each: u32,
+        /// Things of a threadgroup.
+        per: u32,
+    },
     /// A threadgroup for so many things, of which each token of the step's longest chunk has `each`.
     Longest {
         /// Things of a token.
@@ -163,6 +175,10 @@ pub struct Counts {
     pub longest: usize,
     /// Positions of the longest sequence.
     pub positions: usize,
+    /// Rows that the step is given.
+    pub given: usize,
+    /// Spans of tokens that see each other.
+    pub spans: usize,
 }
 
 impl Counts {
@@ -174,6 +190,8 @@ impl Counts {
             chunks: batch.chunks.len(),
             longest: batch.chunks.iter().map(|c| c.len as usize).max().unwrap_or(0),
             positions: batch.chunks.iter().map(|c| (c.pos + c.len) as usize).max().unwrap_or(0),
+            given: batch.given.tokens.len(),
+            spans: batch.given.spans.len(),
         }
     }
 
@@ -190,6 +208,7 @@ impl Extent {
             // Compiling has checked that the numbers at the limits have 32 bits.
             Extent::Of { rows, each, per } => (counts.of(rows) * u64::from(each)).div_ceil(u64::from(per)) as u32,
             Extent::Chunks => counts.chunks as u32,
+            Extent::Given { each, per } => (counts.given as u64 * u64::from(each)).div_ceil(u64::from(per)) as u32,
             Extent::Longest { each, per } => (counts.longest as u64 * u64::from(each)).div_ceil(u64::from(per)) as u32,
             Extent::Parts { per } => (counts.positions as u64).div_ceil(u64::from(per)) as u32,
             Extent::Tiles { rows, each, kinds } => (counts.of(rows) * u64::from(each) / 32) as u32 + kinds,
@@ -239,6 +258,7 @@ impl Node {
         words.extend(self.params.iter().map(|word| match *word {
             Word::Is(x) => x,
             Word::Each(rows, each) => (counts.of(rows) * u64::from(each)) as u32,
+            Word::Given(each) => (counts.given as u64 * u64::from(each)) as u32,
         }));
         list.params(self.params_slot, words);
         list.cmds.push(Cmd::Groups { grid, threads });
@@ -250,12 +270,14 @@ impl Node {
         let words = self.params.iter().map(|word| match *word {
             Word::Is(_) => 0,
             Word::Each(rows, each) => limits.of(rows).saturating_mul(u64::from(each)),
+            Word::Given(each) => (limits.given as u64).saturating_mul(u64::from(each)),
         });
         let extents =
             self.grid.iter().chain(self.forms.iter().flat_map(|form| &form.grid)).map(|extent| match *extent {
                 Extent::Is(n) => u64::from(n),
                 Extent::Of { rows, each, .. } => limits.of(rows).saturating_mul(u64::from(each)),
                 Extent::Chunks => limits.chunks as u64,
+                Extent::Given { each, .. } => (limits.given as u64).saturating_mul(u64::from(each)),
                 Extent::Parts { .. } => limits.positions as u64,
                 Extent::Longest { each, .. } => (limits.longest as u64).saturating_mul(u64::from(each)),
                 Extent::Tiles { rows, each, kinds } => {
@@ -393,7 +415,9 @@ mod tests {
         }
         let mut schedule = Schedule::new(nodes);
         let mut of = |tokens| {
-            schedule.of_step(Counts { tokens, outputs: 1, chunks: 1, longest: tokens, positions: tokens }).1.to_vec()
+            let positions = tokens;
+            let counts = Counts { tokens, outputs: 1, chunks: 1, longest: tokens, positions, given: 0, spans: 0 };
+            schedule.of_step(counts).1.to_vec()
         };
         assert_eq!(of(8), [vec![0], vec![3]]);
         assert_eq!(of(9), [vec![1], vec![2, 3]]);

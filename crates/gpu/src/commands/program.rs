@@ -12,7 +12,7 @@ use backend::inputs::{self, Inputs};
 use backend::routing::RoutingTrace;
 use backend::{
     Ask, Batch, Cause, Drafts, Failure, Fault, Kinds, Limits, Output, Picks, Profile, Program, RouterInfo, Save,
-    StepError, StreamStats, SumInputs,
+    StepError, StreamStats, SumInputs, Takes,
 };
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -47,6 +47,7 @@ pub struct Parts {
     pub n_layers: usize,
     pub limits: Limits,
     pub kinds: Kinds,
+    pub takes: Takes,
 }
 
 /// A program op by op.
@@ -311,8 +312,12 @@ impl Program for CommandProgram {
         self.parts.n_vocab
     }
 
+    fn d_input(&self) -> Option<usize> {
+        self.parts.takes.d_input
+    }
+
     fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
-        batch.check(self.parts.limits, self.parts.kinds, self.parts.n_vocab)?;
+        batch.check_with(self.parts.limits, self.parts.kinds, self.parts.n_vocab, self.parts.takes)?;
         if self.parts.kinds.state {
             if batch.chunks.iter().any(|c| c.n_draft > 0) {
                 let backend = self.parts.backend;

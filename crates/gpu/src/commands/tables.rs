@@ -24,6 +24,12 @@ pub enum Table {
     Pages,
     /// Window page tables of the chunks.
     WindowPages,
+    /// Tokens of the rows that the step is given, `[G]`.
+    GivenTokens,
+    /// These rows, `[G, d_input]`.
+    GivenRows,
+    /// Position after the last that each token sees where spans are heeded, `[T]`; written where the step has any.
+    Ends,
     /// Cosines and sines of a rotary embedding, `[T, pairs, 2]`.
     Angles(usize),
 }
@@ -45,7 +51,7 @@ pub struct Tables {
 }
 
 /// Number of tables before those of angles.
-const N_FIRST: usize = 7;
+const N_FIRST: usize = 10;
 
 impl Table {
     fn index(self) -> usize {
@@ -57,14 +63,17 @@ impl Table {
             Table::Rows => 4,
             Table::Pages => 5,
             Table::WindowPages => 6,
+            Table::GivenTokens => 7,
+            Table::GivenRows => 8,
+            Table::Ends => 9,
             Table::Angles(rope) => N_FIRST + rope,
         }
     }
 }
 
 /// Where the tables lie at these limits. Sequences may share pages, so each chunk's page table may be as long as a
-/// sequence's.
-pub fn layout(limits: Limits, ropes: &[Angles], has_window: bool, max_buffer: u64) -> Layout {
+/// sequence's. `d_input`: numbers of a row that steps are given.
+pub fn layout(limits: Limits, ropes: &[Angles], has_window: bool, d_input: Option<usize>, max_buffer: u64) -> Layout {
     let Limits { max_tokens, max_outputs, max_positions, .. } = limits;
     let pages = max_tokens.saturating_mul(max_positions.div_ceil(PAGE));
     let words = [
@@ -75,6 +84,9 @@ pub fn layout(limits: Limits, ropes: &[Angles], has_window: bool, max_buffer: u6
         max_outputs.max(1),
         pages,
         if has_window { pages } else { 1 },
+        d_input.map_or(1, |_| max_tokens),
+        d_input.map_or(1, |d_input| max_tokens.saturating_mul(d_input)),
+        d_input.map_or(1, |_| max_tokens),
     ];
     let angles = ropes.iter().map(|rope| max_tokens.saturating_mul(2 * rope.n_pairs()));
     let mut layout = Layout::default();
@@ -127,12 +139,18 @@ impl Tables {
         if self.has_window {
             self.write(gpu, Table::WindowPages, batch.chunks.iter().flat_map(|c| pages_of(batch, c, true)))?;
         }
+        let given = &batch.given;
+        self.write(gpu, Table::GivenTokens, given.tokens.iter().copied())?;
+        self.write(gpu, Table::GivenRows, given.rows.iter().map(|x| x.to_bits()))?;
+        if !given.spans.is_empty() {
+            self.write(gpu, Table::Ends, batch.ends())?;
+        }
         for rope in 0..self.ropes.len() {
             let angles = &self.ropes[rope];
             let n = angles.n_pairs();
             self.bytes.clear();
-            for pos in positions() {
-                angles.fill(pos, &mut self.cos[..n], &mut self.sin[..n]);
+            for place in batch.places() {
+                angles.fill_at(place, &mut self.cos[..n], &mut self.sin[..n]);
                 for (cos, sin) in self.cos[..n].iter().zip(&self.sin[..n]) {
                     self.bytes.extend([cos.to_le_bytes(), sin.to_le_bytes()].as_flattened());
                 }

@@ -62,14 +62,17 @@ args! {
     struct RmsNorm: 48 { x: Ptr, residual: Ptr, w: Ptr, out: Ptr, rows: u32, d: u32, eps: f32, reserved: u32 }
     struct Center: 32 { x: Ptr, out: Ptr, rows: u64, d: u32, reserved: u32 }
     struct HeadNorm: 48 { x: Ptr, w: Ptr, gate: Ptr, n: u64, d: u32, eps: f32, n_w: u32, gate_first: u32 }
-    struct RopeTable: 64 {
-        positions: Ptr, inv_freq: Ptr, table: Ptr, zeroed: Ptr, rows: u32, half: u32, factor: f32, n_zeroed: u32,
+    struct RopeTable: 80 {
+        positions: Ptr, places: Ptr, axes: Ptr, inv_freq: Ptr, table: Ptr, zeroed: Ptr, rows: u32, half: u32, factor: f32, n_zeroed: u32,
         beta: f32, step: u32, offset: u32, reserved: u32,
     }
     struct Rope: 40 {
         x: Ptr, table: Ptr, rows: u32, n_head: u32, d_head: u32, half: u32, interleaved: u32, reserved: u32,
     }
     struct Heads: 40 { from: Ptr, to: Ptr, n: u64, width: u32, d_head: u32, first: u32, is_split: u32 }
+    struct Input: 48 {
+        x: Ptr, rows: Ptr, tokens: Ptr, n: u64, d: u32, d_input: u32, first: u32, add: u32,
+    }
     struct Elementwise: 48 {
         x: Ptr, y: Ptr, out: Ptr, n: u64, width: u32, act: u32, a: f32, b: f32,
     }
@@ -84,8 +87,8 @@ args! {
         step: Step, k: Ptr, v: Ptr, k_out: Ptr, v_out: Ptr, n_kv: u32, d_k: u32, d_v: u32, window: u32, windowed: u32,
         singles: u32,
     }
-    struct Attention: 152 {
-        step: Step, q: Ptr, k_cache: Ptr, v_cache: Ptr, sinks: Ptr, out: Ptr, partial: Ptr,
+    struct Attention: 160 {
+        step: Step, q: Ptr, k_cache: Ptr, v_cache: Ptr, sinks: Ptr, out: Ptr, partial: Ptr, ends: Ptr,
         rows: u32, n_head: u32, n_kv: u32, n_splits: u32, window: u32, windowed: u32, scale: f32, softcap: f32,
         singles: u32, reserved: u32,
     }

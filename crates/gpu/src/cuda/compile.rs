@@ -25,7 +25,7 @@ use super::pick::Picker;
 use super::program::{CudaProgram, Lists, Parts, Plain};
 use super::sources::{self, Key, Texts};
 use super::split::{Slots, Split};
-use super::tables::Tables;
+use super::tables::{Given, Tables};
 use super::upload::Weights;
 use super::wide;
 use super::{few, few_launch};
@@ -33,7 +33,7 @@ use backend::inputs::Inputs;
 use backend::residency::{Policy, Residencies, Residency};
 use backend::routing::RoutingTrace;
 use backend::{CacheType, KvType};
-use backend::{CompileError, Footprint, Kinds, Limits, PAGE, Part};
+use backend::{CompileError, Footprint, Kinds, Limits, PAGE, Part, Takes};
 
 /// Tokens of a step: where one goes in 20 bits of a fault, with its router in the other 12.
 const MAX_TOKENS: usize = 1 << 20;
@@ -270,9 +270,12 @@ pub fn lay<'a>(
         let half = decl.inv_freq.len();
         let bytes: Vec<u8> = decl.inv_freq.iter().flat_map(|f| f.to_le_bytes()).collect();
         let inv_freq = weights.bytes("frequencies", bytes)?;
+        let axes: Vec<u8> = decl.axes.iter().flat_map(|&axis| u32::from(axis).to_le_bytes()).collect();
+        let axes = if axes.is_empty() { 0 } else { weights.bytes("axes", axes)? };
         let table = allocate(context, "angles", max_tokens.saturating_mul(8 * half))?;
         let view = RopeView {
             inv_freq,
+            axes,
             table: table.ptr(),
             half,
             factor: decl.factor,
@@ -333,13 +336,14 @@ pub fn compile(
         None => None,
     };
 
-    let (kinds, max_tokens) = (Kinds::of(plan), limits.max_tokens);
+    let (kinds, takes, max_tokens) = (Kinds::of(plan), Takes::of(plan), limits.max_tokens);
     let max_outputs = limits.max_outputs.min(max_tokens);
     let d_hidden = hidden.map_or(0, |hidden| hidden.width);
     let pinned = |numbers: usize| Pinned::new(&context, numbers.saturating_mul(4)).failed("memory for outputs");
     let n_pages = [limits.n_pages, limits.n_window_pages];
     CudaProgram::new(Parts {
-        tables: Tables::new(&context, max_tokens, n_pages, kinds.window.is_some()).failed("page tables")?,
+        tables: Tables::new(&context, max_tokens, n_pages, kinds.window.is_some(), takes.d_input)
+            .failed("page tables")?,
         host_logits: pinned(max_outputs.saturating_mul(plan.n_vocab))?,
         host_hidden: pinned(max_outputs.saturating_mul(d_hidden))?,
         host_faults: pinned(max_tokens)?,
@@ -358,6 +362,7 @@ pub fn compile(
         n_vocab: plan.n_vocab,
         limits: Limits { max_outputs, ..limits },
         kinds,
+        takes,
         routing: RoutingTrace::new(plan),
         host,
         _memory: memory,
@@ -392,6 +397,8 @@ pub fn footprint(cuda: &Cuda, plan: &Plan, limits: Limits) -> Footprint {
     let max_outputs = limits.max_outputs.min(limits.max_tokens);
     sum.add(Part::Activations, memory::place(plan, limits.max_tokens, max_outputs).bytes);
     plan.ropes.iter().for_each(|r| sum.add(Part::Scratch, limits.max_tokens.saturating_mul(8 * r.inv_freq.len())));
+    let given = plan.d_input().map_or(0, |d_input| Given::words(limits.max_tokens, d_input).saturating_mul(4));
+    sum.add(Part::Scratch, given);
     let attention = plan.ops.iter().filter_map(|op| match *op {
         Op::Attention { cache, n_head, .. } => {
             let decl = plan.cache(cache);

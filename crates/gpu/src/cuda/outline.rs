@@ -11,7 +11,7 @@ use super::few_launch::Half;
 use super::nodes::{ATTEND_PAGES, MAX_SPLITS, Mat, Node};
 use super::program::list;
 use super::sources::Key;
-use super::tables::Counts;
+use super::tables::{Counts, Given};
 use super::{Cuda, args, compile};
 use backend::{CompileError, Limits, PAGE};
 
@@ -122,6 +122,7 @@ impl<'a> Outline<'a> {
             ropes: &self.laid.ropes,
             scratch: self.laid.scratch,
             step: args::Step::default(),
+            given: Given::default(),
             counts,
             most_pages: pages.max(len.div_ceil(PAGE)).next_power_of_two().min(ATTEND_PAGES * MAX_SPLITS),
             longest: len,

@@ -26,7 +26,7 @@ use backend::inputs::{self, Inputs};
 use backend::routing::RoutingTrace;
 use backend::{
     Ask, Batch, Cause, Drafts, Failure, Fault, InputSums, InputTrace, Kinds, Limits, OpTime, Output, PAGE, Picks,
-    Profile, Program, RouterInfo, Save, StepError, StreamStats, SumInputs,
+    Profile, Program, RouterInfo, Save, StepError, StreamStats, SumInputs, Takes,
 };
 
 /// Maximum number of tokens of a step that is captured: above, the device computes longer than the host queues.
@@ -55,6 +55,7 @@ pub struct Parts {
     pub n_vocab: usize,
     pub limits: Limits,
     pub kinds: Kinds,
+    pub takes: Takes,
     pub routing: RoutingTrace,
     pub picker: Picker,
     /// Where not all experts lie on the device.
@@ -223,7 +224,8 @@ impl CudaProgram {
         let pages = batch.chunks.iter().map(|c| (c.pos as usize + c.len as usize).div_ceil(PAGE)).max().unwrap_or(1);
         let most_pages = pages.next_power_of_two().min(ATTEND_PAGES * MAX_SPLITS);
         let is_watched = self.is_traced || self.times().is_on();
-        let is_decode = longest == 1 && counts.tokens <= MAX_CAPTURED && !is_watched;
+        let is_text = batch.given.tokens.is_empty() && batch.given.spans.is_empty();
+        let is_decode = longest == 1 && counts.tokens <= MAX_CAPTURED && !is_watched && is_text;
         Shape { counts, longest, singles, most_pages, list: self.list(counts, longest), is_decode }
     }
 
@@ -329,6 +331,7 @@ impl CudaProgram {
             ropes: &parts.ropes,
             scratch: parts.scratch,
             step: parts.tables.step(shape.counts),
+            given: parts.tables.given(&self.batch),
             counts: shape.counts,
             most_pages: shape.most_pages,
             longest: shape.longest,
@@ -586,8 +589,12 @@ impl Program for CudaProgram {
         self.parts.n_vocab
     }
 
+    fn d_input(&self) -> Option<usize> {
+        self.parts.takes.d_input
+    }
+
     fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
-        batch.check(self.parts.limits, self.parts.kinds, self.parts.n_vocab)?;
+        batch.check_with(self.parts.limits, self.parts.kinds, self.parts.n_vocab, self.parts.takes)?;
         if self.parts.kinds.state && batch.chunks.iter().any(|c| c.n_draft > 0) {
             let why = "the CUDA backend takes no drafts where a plan keeps recurrent states";
             return Err(StepError::Batch(why.into()));

@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use backend::Batch;
+use backend::{Batch, GivenRows};
+use model::plan::N_AXES;
 
 use super::args::{Chunk, Step};
 use super::driver::{Context, DriverError, Memory, Pinned, Ptr, Stream};
@@ -54,12 +55,40 @@ impl Mirror {
     }
 }
 
+/// Where kernels find what a step is given; null where a program takes nothing, and `ends` where the step has no spans.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Given {
+    pub places: Ptr,
+    pub ends: Ptr,
+    pub tokens: Ptr,
+    pub rows: Ptr,
+    /// Number of rows.
+    pub n: usize,
+    /// Numbers of a row.
+    pub d_input: usize,
+}
+
+impl Given {
+    /// Words for steps of `max_tokens` tokens: positions on each axis, ends, tokens and rows.
+    pub fn words(max_tokens: usize, d_input: usize) -> usize {
+        max_tokens.saturating_mul(N_AXES + 2).saturating_add(max_tokens.saturating_mul(d_input))
+    }
+
+    /// Where each table begins, in words, in a step of `n_tokens` tokens and `n` rows.
+    fn places(n_tokens: usize, n: usize) -> [usize; 4] {
+        let ends = n_tokens * N_AXES;
+        [0, ends, ends + n_tokens, ends + n_tokens + n]
+    }
+}
+
 /// The tables of a program.
 pub struct Tables {
     context: Arc<Context>,
     main: Mirror,
     window: Mirror,
     has_window: bool,
+    /// What steps are given, and the numbers of a row.
+    given: Option<(Mirror, usize)>,
 }
 
 impl Tables {
@@ -70,11 +99,13 @@ impl Tables {
         max_tokens: usize,
         n_pages: [usize; 2],
         has_window: bool,
+        d_input: Option<usize>,
     ) -> Result<Tables, DriverError> {
         let most = Counts { tokens: max_tokens, rows: max_tokens, chunks: max_tokens };
         let main = Mirror::new(context, most.places()[6] + n_pages[0].max(64))?;
         let window = Mirror::new(context, if has_window { n_pages[1].max(64) } else { 16 })?;
-        Ok(Tables { context: Arc::clone(context), main, window, has_window })
+        let given = d_input.map(|d| Ok::<_, DriverError>((Mirror::new(context, Given::words(max_tokens, d))?, d)));
+        Ok(Tables { context: Arc::clone(context), main, window, has_window, given: given.transpose()? })
     }
 
     /// Writes a batch's tables and queues their copy. Returns whether tables moved, so that captured graphs are stale.
@@ -112,7 +143,31 @@ impl Tables {
             // SAFETY: as above.
             unsafe { stream.upload(self.window.device.ptr(), &self.window.host, 4 * window_words)? };
         }
+        self.fill_given(batch, stream)?;
         Ok(moved)
+    }
+
+    /// The same of what a step is given.
+    fn fill_given(&mut self, batch: &Batch, stream: &Stream) -> Result<(), DriverError> {
+        let Some((mirror, d_input)) = &mut self.given else { return Ok(()) };
+        let GivenRows { rows, tokens, .. } = &batch.given;
+        let [_, ends, to_tokens, to_rows] = Given::places(batch.tokens.len(), tokens.len());
+        let host = mirror.host.words_mut::<u32>();
+        host[..ends].as_chunks_mut().0.iter_mut().zip(batch.places()).for_each(|(to, place)| *to = place);
+        host[ends..to_tokens].iter_mut().zip(batch.ends()).for_each(|(to, end)| *to = end);
+        host[to_tokens..to_rows].copy_from_slice(tokens);
+        host[to_rows..][..rows.len()].iter_mut().zip(rows).for_each(|(to, x)| *to = x.to_bits());
+        // SAFETY: the mirror has room for a checked batch, and no step begins before the last one has ended.
+        unsafe { stream.upload(mirror.device.ptr(), &mirror.host, 4 * (to_rows + tokens.len() * *d_input)) }
+    }
+
+    /// Where kernels find what a step is given.
+    pub fn given(&self, batch: &Batch) -> Given {
+        let Some((mirror, d_input)) = &self.given else { return Given::default() };
+        let n = batch.given.tokens.len();
+        let at = Given::places(batch.tokens.len(), n).map(|word| mirror.device.ptr() + 4 * word as Ptr);
+        let ends = if batch.given.spans.is_empty() { 0 } else { at[1] };
+        Given { places: at[0], ends, tokens: at[2], rows: at[3], n, d_input: *d_input }
     }
 
     /// Where kernels find the tables of a step.

@@ -20,7 +20,7 @@ use backend::inputs::Inputs;
 use backend::residency::Residency;
 use backend::rope::Angles;
 use backend::routing::RoutingTrace;
-use backend::{CompileError, Footprint, Kinds, Limits, PAGE, Part};
+use backend::{CompileError, Footprint, Kinds, Limits, PAGE, Part, Takes};
 
 /// The oldest family whose GPUs have what the kernels use.
 const LEAST_FAMILY: u32 = 7;
@@ -89,7 +89,7 @@ pub fn lay(
     };
     let n = limits.max_tokens;
     let positions = limits.max_positions;
-    let most = Counts { tokens: n, outputs: limits.max_outputs, chunks: n, longest: n, positions };
+    let most = Counts { tokens: n, outputs: limits.max_outputs, chunks: n, longest: n, positions, given: n, spans: n };
     let mut build = |tuning: Tuning| {
         let mut lower = Lower::new(plan, Places { tuning, ..places });
         lower.ops()?;
@@ -129,6 +129,7 @@ pub fn lay(
         copies,
         pipes,
         tables: Tables::new(tables, angles(plan, limits), kinds.window.is_some()),
+        takes: Takes::of(plan),
         logits: span(plan.logits).0,
         hidden: plan.hidden().map(span),
         faults: faults.to_vec(),
@@ -271,7 +272,7 @@ impl Memory {
             routed,
             caches,
             states,
-            tables: tables::layout(limits, &angles(plan, limits), has_window, max_buffer),
+            tables: tables::layout(limits, &angles(plan, limits), has_window, plan.d_input(), max_buffer),
         }
     }
 }

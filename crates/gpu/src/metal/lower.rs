@@ -7,7 +7,7 @@ mod products;
 use std::collections::HashMap;
 
 use model::plan::{
-    Access, Buf, CacheDecl, Gate, GateFactor, GroupScore, Op, Plan, RopePairing, Router, Rows, Score, Weight,
+    Access, Buf, CacheDecl, Gate, GateFactor, GroupScore, InputMode, Op, Plan, RopePairing, Router, Rows, Score, Weight,
 };
 
 use self::products::Experts;
@@ -394,8 +394,20 @@ impl<'a> Lower<'a> {
                 let draft = Draft::new(sources::SCALE_BY, "scale_by").bind(0, self.buf(x)).bind(1, self.vector(w));
                 self.elementwise(draft, 2, self.rows(x), self.width(x), &[]);
             }
-            Op::Input { .. } | Op::AddBias { .. } | Op::Gelu { .. } => {
-                return Err(unsupported(format!("run {}, of models that see", op.name())));
+            Op::Input { mode: InputMode::All, .. } | Op::AddBias { .. } | Op::Gelu { .. } => {
+                return Err(unsupported(format!("run {}, of image encoders", op.name())));
+            }
+            Op::Input { x, first, mode } => {
+                let (d, d_input) = (self.width(x), self.plan.d_input().unwrap_or(0));
+                let words = [d, d_input, first, usize::from(mode == InputMode::Add)].map(is);
+                self.push(
+                    Draft::new(sources::INPUT, "input_rows")
+                        .bind(0, self.buf(x))
+                        .table(1, Table::GivenRows)
+                        .table(2, Table::GivenTokens)
+                        .params(3, [Word::Given(d as u32)].into_iter().chain(words))
+                        .grid([Extent::Given { each: d as u32, per: THREADS }, Extent::Is(1), Extent::Is(1)]),
+                );
             }
             Op::Softcap { x, cap } => {
                 let draft = Draft::new(sources::SOFTCAP, "softcap").bind(0, self.buf(x));

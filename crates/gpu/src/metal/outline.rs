@@ -68,7 +68,8 @@ impl Outline {
     /// contexts.
     pub fn step(&mut self, n_chunks: usize, len: usize, depth: usize) -> Vec<Line> {
         let (tokens, positions) = (n_chunks * len, depth + len);
-        let counts = Counts { tokens, outputs: n_chunks, chunks: n_chunks, longest: len, positions };
+        let counts =
+            Counts { tokens, outputs: n_chunks, chunks: n_chunks, longest: len, positions, given: 0, spans: 0 };
         let (nodes, levels) = self.schedule.of_step(counts);
         let mut lines: Vec<Line> = Vec::new();
         for level in levels {

@@ -59,6 +59,7 @@ sources! {
     HEAD_LINEAR = "head_linear.metal";
     CENTER = "center.metal";
     HEAD_NORM = "head_norm.metal";
+    INPUT = "input.metal";
     JOIN_HEADS = "join_heads.metal";
     KV_APPEND = "kv_append.metal";
     LATENT_IN = "latent_in.metal";

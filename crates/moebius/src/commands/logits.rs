@@ -65,7 +65,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
 /// As [`run`], for a prompt with images, or for their features.
 fn images(args: &LogitsArgs, model: Model) -> Result<()> {
     let setup = EngineSetup::of(&args.engine, Prefer::Cpu)?;
-    let mut model = model.seeing(&args.sight, &setup)?;
+    let mut model = model.seeing(&args.sight)?;
     let arch = model.plan.arch.clone();
     let sight = model.sight.take().with_context(|| format!("failed to show images to {arch}: it sees none"))?;
     let mut encoder = sight.encoder(&setup)?;

@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 
 use crate::answer::{Interrupt, Interrupted, drafts_summary, generate, streamed_summary, summary};
 use crate::args::RunArgs;
-use crate::device::Prefer;
 use crate::load::{self, EngineSetup, Sequence, Session};
 use crate::out::note;
 use crate::show::Show;
@@ -30,14 +29,8 @@ pub fn run(args: &RunArgs) -> Result<()> {
     if model.embedded && !args.quiet {
         note!("{}", crate::embedded::notice());
     }
-    let mut setup = EngineSetup::drafting(&args.engine, args.draft)?;
-    if !args.image.is_empty() && !setup.may_see() {
-        // Nothing but the CPU takes features, and no GPU was named.
-        ensure!(setup.device.chosen.is_some(), "--image requires --backend cpu");
-        setup = EngineSetup::of(&args.engine, Prefer::Cpu)?;
-        setup.draft = args.draft;
-    }
-    let model = if args.image.is_empty() { model } else { model.seeing(&args.sight, &setup)? };
+    let setup = EngineSetup::drafting(&args.engine, args.draft)?;
+    let model = if args.image.is_empty() { model } else { model.seeing(&args.sight)? };
     let mut session = load::start_with(model, &setup)?;
     session.set_thoughts(&args.template);
     session.placement.iter().filter(|_| !args.quiet).for_each(|placement| note!("{placement}"));

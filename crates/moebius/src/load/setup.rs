@@ -85,11 +85,6 @@ impl EngineSetup {
         Ok(EngineSetup { requests_bytes: self.requests_bytes + bytes, ..self.clone() })
     }
 
-    /// Returns whether models see: the text model computes where steps take features.
-    pub fn may_see(&self) -> bool {
-        matches!(self.kind(), Chosen::Cpu | Chosen::Reference)
-    }
-
     /// Maximum number of drafts of a sequence in a step.
     fn drafts(&self) -> usize {
         self.draft.n_max()

@@ -30,15 +30,11 @@ pub struct Sight {
 
 impl Model {
     /// Returns the same with places for images in its plan, and the encoder, where it has one: in its own files, in the
-    /// file that is named, or in a file called mmproj next to a GGUF file. On a GPU a model sees nothing.
+    /// file that is named, or in a file called mmproj next to a GGUF file.
     ///
     /// # Errors
     /// The encoder is named and is none, or is another model's; or it is unsupported.
-    pub fn seeing(self, args: &SightArgs, setup: &EngineSetup) -> Result<Model> {
-        if !setup.may_see() {
-            ensure!(args.mmproj.is_none(), "--mmproj requires --backend cpu");
-            return Ok(self);
-        }
+    pub fn seeing(self, args: &SightArgs) -> Result<Model> {
         let found = args.mmproj.clone().or_else(|| alongside(&self.checkpoint));
         let file = found.as_deref().map(open).transpose()?;
         let Some((plan, vision)) = vision::open(&self.checkpoint, &self.plan, file.as_deref())? else {
@@ -52,7 +48,8 @@ impl Model {
 }
 
 impl Sight {
-    /// Returns the encoder, on the reference where the text model computes there, else on the CPU.
+    /// Returns the encoder, on the reference where the text model computes there, else on the CPU: an image is one step
+    /// of it, whose rows a GPU's steps take.
     ///
     /// # Errors
     /// Its settings are invalid.

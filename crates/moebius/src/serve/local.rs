@@ -115,7 +115,7 @@ impl Local {
         let model = load::open(path.as_deref())?
             .stretched(setup.step.rope_scaling)?
             .with_template(chat_template_file.as_deref())?
-            .seeing(&args.sight, &setup)?;
+            .seeing(&args.sight)?;
         let id = super::names(alias)?.0.unwrap_or_else(|| super::model_name(path.as_deref()));
         let session = load::start_with(model, &setup)?;
         let sampling = session.sampling(sampling)?;

@@ -147,7 +147,7 @@ pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
             let model = load::open(path)?
                 .stretched(setup.step.rope_scaling)?
                 .with_template(args.chat_template_file.as_deref())?
-                .seeing(&args.sight, &setup)?;
+                .seeing(&args.sight)?;
             let id = own_name.unwrap_or_else(|| model_name(path));
             let session = load::start_with(model, &setup)?;
             let summary = summary(&session);

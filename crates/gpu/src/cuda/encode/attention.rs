@@ -52,6 +52,9 @@ impl Encoder<'_> {
 
     pub(super) fn attention(&mut self, node: &AttentionNode) -> Result<(), DriverError> {
         let (n_tokens, n_chunks) = (self.counts.tokens, self.counts.chunks);
+        if node.sees_spans && self.given.ends != 0 {
+            return self.attention_rows(node, n_tokens, 0);
+        }
         // Prompts: tiles of tokens of one chunk each. Single tokens next to them would leave theirs nearly empty.
         let (singles, prompts) = (self.singles, n_chunks - self.singles);
         let n_prompt = n_tokens - singles;
@@ -112,6 +115,7 @@ impl Encoder<'_> {
             sinks: node.sinks,
             out: node.out.ptr,
             partial: self.scratch.partial,
+            ends: if node.sees_spans { self.given.ends } else { 0 },
             rows: self.counts.tokens as u32,
             n_head: node.n_head as u32,
             n_kv: node.cache.n_kv as u32,

@@ -21,7 +21,7 @@ use super::few_launch::{Device, Half};
 use super::launch::Launch;
 use super::matmul;
 use super::nodes::{Act, DeltaTiles, Mat, ModuleId, Modules, Node, Part, View, is_tiled};
-use super::tables::Counts;
+use super::tables::{Counts, Given};
 use super::wide::{self, Wide};
 
 /// The modules of a program on the device, and the entry points that were asked for.
@@ -78,6 +78,8 @@ pub const PICK_PARTS: usize = 64;
 #[derive(Clone, Copy, Debug)]
 pub struct RopeView {
     pub inv_freq: Ptr,
+    /// Null where all pairs turn with one axis.
+    pub axes: Ptr,
     pub table: Ptr,
     pub half: usize,
     pub factor: f32,
@@ -110,6 +112,7 @@ pub struct Encoder<'a> {
     pub ropes: &'a [RopeView],
     pub scratch: Scratch,
     pub step: args::Step,
+    pub given: Given,
     pub counts: Counts,
     /// Maximum number of pages that a sequence of the step has, rounded up to a bucket.
     pub most_pages: usize,
@@ -164,13 +167,15 @@ impl Encoder<'_> {
             unsafe { self.stream.fill(zeroed, 0, 8 * n_zeroed)? };
         }
         for i in 0..self.ropes.len() {
-            let RopeView { inv_freq, table, half, factor, growth, .. } = self.ropes[i];
+            let RopeView { inv_freq, axes, table, half, factor, growth, .. } = self.ropes[i];
             let Growth { beta, step, offset } = growth.unwrap_or(Growth { beta: 0.0, step: 0, offset: 0 });
             let rows = self.counts.tokens;
             let positions = self.step.positions;
             let (rows_, half_) = (rows as u32, half as u32);
             let args = args::RopeTable {
                 positions,
+                places: self.given.places,
+                axes,
                 inv_freq,
                 table,
                 zeroed,
@@ -208,6 +213,21 @@ impl Encoder<'_> {
                     reserved: 0,
                 };
                 self.run_some(rows, table.module, |rows| matmul::embed(table.dtype, rows, out.width), &args)
+            }
+            Node::Input { x, first, add } => {
+                let Given { tokens, rows, n, d_input, .. } = self.given;
+                let n = n * x.width;
+                let args = args::Input {
+                    x: x.ptr,
+                    rows,
+                    tokens,
+                    n: n as u64,
+                    d: x.width as u32,
+                    d_input: d_input as u32,
+                    first: first as u32,
+                    add: u32::from(add),
+                };
+                self.run(Modules::ELEMENTWISE, Launch::each("input_rows", n, 256), &args)
             }
             Node::Linear { x, ref parts } => self.linear(&x, self.rows(&x), parts),
             Node::GatedLinear { x, gate, up, act, out, prologue } => {

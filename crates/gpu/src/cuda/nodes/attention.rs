@@ -55,6 +55,8 @@ pub struct AttentionNode {
     /// As [`crate::window_word`] has it.
     pub window: usize,
     pub softcap: f32,
+    /// Tokens of a span see each other.
+    pub sees_spans: bool,
     /// For single tokens alongside prompts.
     pub singles: Option<Singles>,
     /// Makes floats of the blocks of a cache.

@@ -1,7 +1,9 @@
 //! From ops to nodes: finds addresses, modules and dimensions.
 
 use checkpoint::Checkpoint;
-use model::plan::{Buf, ExpertBiases, Norm, Op, Plan, RopePairing, Sharing, State, Weight, memory::Placement};
+use model::plan::{
+    Buf, ExpertBiases, InputMode, Norm, Op, Plan, RopePairing, Sharing, State, Weight, memory::Placement,
+};
 
 use super::super::args::{Matrix, Prologue};
 use super::super::delta;
@@ -208,6 +210,7 @@ impl Lower<'_, '_> {
                     scale,
                     window: crate::window_word(window, chunked) as usize,
                     softcap: softcap.unwrap_or(0.0),
+                    sees_spans: self.plan.d_input().is_some() && self.plan.sees_spans(window),
                     singles: None,
                     widen,
                 })
@@ -322,10 +325,11 @@ impl Lower<'_, '_> {
                 g: self.view(g_out),
                 beta: self.view(beta_out),
             },
-            Op::Input { .. } | Op::AddBias { .. } | Op::Gelu { .. } => {
-                let what = format!("run {}, of models that see", op.name());
+            Op::Input { mode: InputMode::All, .. } | Op::AddBias { .. } | Op::Gelu { .. } => {
+                let what = format!("run {}, of image encoders", op.name());
                 return Err(CompileError::Unsupported { backend: "cuda", what });
             }
+            Op::Input { x, first, mode } => Node::Input { x: self.view(x), first, add: mode == InputMode::Add },
             Op::Softcap { x, cap } => Node::Softcap { x: self.view(x), cap },
         }])
     }

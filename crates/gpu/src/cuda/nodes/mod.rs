@@ -135,6 +135,13 @@ pub enum Node {
         scale: f32,
         out: View,
     },
+    /// Rows that the step is given, the numbers from `first` on.
+    Input {
+        x: View,
+        first: usize,
+        /// To x; else in place of it.
+        add: bool,
+    },
     /// Parts of one weight type, four at most.
     Linear {
         x: View,
@@ -372,6 +379,7 @@ impl Node {
                     None => (name, n * bytes(&experts.down)),
                 }
             }
+            Node::Input { .. } => ("input".into(), 0),
             Node::RmsNorm { .. } => ("rms_norm".into(), 0),
             Node::Center { .. } => ("center".into(), 0),
             Node::HeadNorm { gate: 0, .. } => ("head_norm".into(), 0),

@@ -162,12 +162,15 @@ impl Lower<'_> {
             let draft = view.v.into_iter().fold(draft, |draft, v| draft.bind(2, (Place::Fixed(v), Use::Read)));
             sinks.into_iter().fold(draft, |draft, sinks| draft.bind(9, self.vector(sinks)))
         };
-        let by_row = draft(sources::ATTENTION, "attention")
-            .define("SPLIT", 0)
-            .bind(3, self.buf(out))
-            .table(5, Table::Positions)
-            .table(6, Table::ChunkOf)
-            .grid([Extent::Is(n_head as u32), per_row(Rows::Tokens), Extent::Is(1)]);
+        let by_row = |spans| {
+            draft(sources::ATTENTION, "attention")
+                .define("SPLIT", 0)
+                .define("SPANS", spans)
+                .bind(3, self.buf(out))
+                .table(5, Table::Positions)
+                .table(6, Table::ChunkOf)
+                .grid([Extent::Is(n_head as u32), per_row(Rows::Tokens), Extent::Is(1)])
+        };
         let tiles = variants::attention_tile(d_k, d_v)
             .filter(|_| !self.at.tuning.is_plain && !self.at.tuning.off.attention)
             .map(|rows| {
@@ -188,6 +191,7 @@ impl Lower<'_> {
             let words = words.into_iter().map(is).chain([float(scale), float(softcap)]);
             let split = draft(sources::ATTENTION, "attention")
                 .define("SPLIT", 1)
+                .define("SPANS", 0)
                 .table(5, Table::Positions)
                 .table(6, Table::ChunkOf)
                 .bind(3, (place, Use::Update))
@@ -204,6 +208,16 @@ impl Lower<'_> {
             let merge = sinks.into_iter().fold(merge, |merge, sinks| merge.bind(4, self.vector(sinks)));
             (split, merge, due)
         });
+        // Such layers are not split: they have windows.
+        let spans = (self.plan.d_input().is_some() && self.plan.sees_spans(window)).then(|| by_row(1));
+        let by_row = by_row(0);
+        if let Some(spans) = spans {
+            let due = When { count: Count::Spans, from: 1, to: usize::MAX };
+            self.when = Some(due);
+            self.push(spans.table(10, Table::Ends));
+            self.when = None;
+            self.unless = Some(due);
+        }
         if let Some((split, merge, due)) = split {
             self.when = Some(due);
             self.push(split);

@@ -10,17 +10,15 @@ use serde_json::{Value, json};
 use super::super::app::Keys;
 use super::super::common::Conversations;
 use super::{Server, chat};
-use crate::args::{SightArgs, StepArgs};
-use crate::device::{Chosen, Device};
-use crate::load::{EngineSetup, open};
+use crate::args::SightArgs;
+use crate::load::open;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../conformance/tests/data/images/qwen3_vl_moe");
 /// Tokens of every image of the tests, without those around it.
 const N_IMAGE: u64 = 12;
 
 fn server() -> Server {
-    let setup = EngineSetup::on(Device::named(Chosen::Cpu), StepArgs::default());
-    let model = open(Some(&Path::new(FOLDER).join("hf"))).and_then(|m| m.seeing(&SightArgs::default(), &setup));
+    let model = open(Some(&Path::new(FOLDER).join("hf"))).and_then(|m| m.seeing(&SightArgs::default()));
     Server::on(model.expect("a model that sees"), 2, 8, Keys::default(), 512, Conversations::default())
 }
 
