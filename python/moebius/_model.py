@@ -6,8 +6,10 @@ import asyncio
 import base64
 import json
 import os
+import struct
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -34,6 +36,8 @@ Prompt = Union[str, Sequence[int]]
 Prompts = Union[list[str], tuple[str, ...], Sequence[Sequence[int]]]
 #: A conversation; a text is one message of the user.
 Conversation = Union[str, Sequence[Message]]
+#: A file's name, its bytes, a data URI, or pixels: uint8, [height, width] or [height, width, 1, 3 or 4].
+Image = Union[str, "os.PathLike[str]", bytes, bytearray, memoryview, "NDArray[numpy.uint8]"]
 #: Several of them.
 Conversations = Union[list[str], tuple[str, ...], Sequence[Sequence[Message]]]
 #: What answers are asked for with, a request each.
@@ -93,6 +97,10 @@ class ChatOptions(Options, total=False):
     continue_final_message: bool
     #: Report the experts of each token: `Answer.routing`.
     routing: bool
+
+
+    #: Shown with the last message of the user: files, their bytes, data URIs, or arrays of pixels.
+    images: Sequence[Image]
 
 
 #: What the routes call it otherwise.
@@ -180,6 +188,8 @@ class Model:
         think_budget: int | None = None,
         on_full: Literal["refuse", "trim"] | None = None,
         chat_template: str | os.PathLike[str] | None = None,
+        mmproj: str | os.PathLike[str] | None = None,
+        image_tokens: int | None = None,
         name: str | None = None,
         pull: bool = False,
     ) -> None:
@@ -206,6 +216,8 @@ class Model:
             "think-budget": think_budget,
             "on-full": on_full,
             "chat-template-file": chat_template,
+            "mmproj": mmproj,
+            "image-tokens": image_tokens,
             "alias": name,
         }
         self._engine = _native.Engine(_flags(settings))
@@ -687,7 +699,9 @@ class Model:
     def _chat_bodies(
         self, messages: Any, stream: bool, n: int | None, options: Mapping[str, Any]
     ) -> tuple[_Bodies, bool]:
-        body = _body("chat", ChatOptions, options)
+        chosen = dict(options)
+        images = chosen.pop("images", None) or []
+        body = _body("chat", ChatOptions, chosen)
         if "logprobs" in body:
             body["top_logprobs"], body["logprobs"] = body["logprobs"], True
         plain = _plain(messages)
@@ -697,6 +711,10 @@ class Model:
             [{"role": "user", "content": talk}] if isinstance(talk, str) else talk
             for talk in (plain if is_batch else [plain])
         ]
+        if images:
+            if is_batch:
+                raise TypeError("images belong to one conversation; of several, messages may have them as parts")
+            talks = [_show(talks[0], images)]
         return [body | {"messages": talk} for talk in talks], is_batch
 
     def _text_bodies(
@@ -712,6 +730,51 @@ class Model:
             return [body | {"prompt": plain}], False
         step = max(1, _MAX_TEXTS // (n or 1))
         return [body | {"prompt": plain[at : at + step]} for at in range(0, len(plain), step)], True
+
+
+def _show(talk: list[dict[str, Any]], images: Sequence[Image]) -> list[dict[str, Any]]:
+    """A conversation whose last message of the user begins with images."""
+    at = max((i for i, message in enumerate(talk) if message.get("role") == "user"), default=None)
+    if at is None:
+        raise TypeError("images require a message of the user")
+    if isinstance(images, (str, bytes, bytearray, memoryview)):
+        raise TypeError("images is a list")
+    said = talk[at].get("content") or []
+    parts: list[Any] = [{"type": "image_url", "image_url": {"url": _data_uri(image)}} for image in images]
+    parts += [{"type": "text", "text": said}] if isinstance(said, str) else said
+    return [*talk[:at], {**talk[at], "content": parts}, *talk[at + 1 :]]
+
+
+def _data_uri(image: Image) -> str:
+    if isinstance(image, str) and image.startswith("data:"):
+        return image
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        file = bytes(image)
+    elif isinstance(image, (str, os.PathLike)):
+        file = Path(image).read_bytes()
+    else:
+        file = _png(image)
+    return "data:application/octet-stream;base64," + base64.b64encode(file).decode("ascii")
+
+
+def _png(pixels: Any) -> bytes:
+    """The file of an array of pixels, its rows uncompared with each other."""
+    shape = tuple(getattr(pixels, "shape", ()))
+    kinds = {1: 0, 3: 2, 4: 6}
+    depth = shape[2] if len(shape) == 3 else 1
+    if len(shape) not in (2, 3) or depth not in kinds or str(pixels.dtype) != "uint8" or 0 in shape:
+        what = f"{type(pixels).__name__} {shape}" if shape else type(pixels).__name__
+        raise TypeError(f"{what} is no image: uint8 of [height, width] or [height, width, 1, 3 or 4] is")
+    height, width = shape[:2]
+    raw, row = pixels.tobytes(), width * depth
+    lines = b"".join(b"\0" + raw[at : at + row] for at in range(0, height * row, row))
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, kinds[depth], 0, 0, 0)
+    parts = chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(lines)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 _CHAT = "/v1/chat/completions"

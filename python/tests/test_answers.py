@@ -123,7 +123,7 @@ def test_every_field_of_a_request_has_a_keyword(model):
         # Those of other servers are refused.
         offered = {name for name, schema in body.items() if "deprecated" not in schema}
         assert offered - others <= keywords
-        assert keywords - {"schema", "choices"} <= set(body)
+        assert keywords - {"schema", "choices", "images"} <= set(body)
 
 
 def test_wrong_keywords_and_values_are_named(model):

@@ -13,18 +13,27 @@ tests/clients/fetch.sh >"$room/fetch.log" 2>&1 || {
   tail -n 5 "$room/fetch.log"; echo "skipped: a client or the browser is not to be had"; exit 77; }
 cargo build --quiet --locked --manifest-path tests/clients/rust/Cargo.toml --target-dir "$room/rust"
 
-# Port 0 lets the system choose; the server says which it got.
-"$program" serve --port 0 >"$room/server.out" 2>"$room/server.log" &
-server=$!
-trap 'kill $server 2>/dev/null; wait $server 2>/dev/null || true' EXIT
-address=
-for _ in $(seq 200); do
-  address=$(sed -n 's|.* on \(http://[^ ]*\)$|\1|p' "$room/server.out" | head -n 1)
-  [ -n "$address" ] && break
-  kill -0 $server 2>/dev/null || { cat "$room/server.log"; exit 1; }
-  sleep 0.1
-done
-[ -n "$address" ] || { echo "the server did not say where it listens"; exit 1; }
+servers=
+trap 'kill $servers 2>/dev/null; wait $servers 2>/dev/null || true' EXIT
+# Starts a server with further arguments. Port 0 lets the system choose; `address` is what the server says it got.
+start() {
+  local name=$1
+  shift
+  "$program" serve --port 0 "$@" >"$room/$name.out" 2>"$room/$name.log" &
+  local server=$!
+  servers="$servers $server"
+  for _ in $(seq 200); do
+    address=$(sed -n 's|.* on \(http://[^ ]*\)$|\1|p' "$room/$name.out" | head -n 1)
+    [ -n "$address" ] && return
+    kill -0 $server 2>/dev/null || { cat "$room/$name.log"; exit 1; }
+    sleep 0.1
+  done
+  echo "the server did not say where it listens"
+  exit 1
+}
+start seeing --backend cpu -m crates/conformance/tests/data/images/qwen3_vl_moe/hf
+export SEEING=$address
+start server
 
 failed=0
 "$room/python/bin/python" tests/clients/clients.py "$address" || failed=1

@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { $, count } from "./dom.js";
-import { clearFiles, hasFiles, startFiles, withFiles } from "./files.js";
+import { clearFiles, giveImages, hasFiles, imagesOf, startFiles, withFiles } from "./files.js";
 import { fieldsOf, newSeed, recordOf } from "./made.js";
 import { drawMessages, drawWelcome, fillMessage, whenAsked } from "./messages.js";
 import { whenReady } from "./rich.js";
@@ -102,14 +102,21 @@ function said({ summary, failed }) {
   return summary?.startsWith("cut off") ? "The answer was cut off at the token limit." : "The answer is complete.";
 }
 
+/** A part of a message in parts. */
+const partOf = (part) => (typeof part === "string" ? { type: "text", text: part } : part);
+
 /** The messages of a request for an answer to `question`; with `begun`, for the rest of that answer. */
 function messagesOf(conversation, question, begun) {
   const said = [...before(conversation, question), question, ...(begun ? [begun] : [])];
   const messages = [];
-  for (const { role, content } of said.filter((node) => node.content)) {
+  for (const { role, content, images = [] } of said.filter((node) => node.content || node.images)) {
+    const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+    if (content) parts.push({ type: "text", text: content });
+    const last = messages.at(-1);
     // A question that was never answered and the next one are one message: templates want turns.
-    if (messages.at(-1)?.role === role) messages.at(-1).content += `\n\n${content}`;
-    else messages.push({ role, content });
+    if (last?.role !== role) messages.push({ role, content: images.length ? parts : content });
+    else if (typeof last.content === "string" && !images.length) last.content += `\n\n${content}`;
+    else last.content = [last.content].flat().concat(parts).map(partOf);
   }
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
   return messages;
@@ -187,7 +194,7 @@ async function answer(question) {
   if (state.running) return;
   const conversation = state.store.current;
   const node = add(conversation, question, { role: "assistant", content: "", reasoning: "" });
-  if (!conversation.name) conversation.name = nameOf(question.content);
+  if (!conversation.name) conversation.name = nameOf(question.content) || (question.images ? "Image" : "");
   const error = await write(conversation, question, node, null);
   if (!node.content && !node.reasoning) await withdraw(conversation, question, node, error);
 }
@@ -207,6 +214,7 @@ async function withdraw(conversation, question, node, error) {
   if (!question.children.length && !hasFiles() && !$("input").value) {
     takeBack(conversation, question);
     $("input").value = question.content;
+    giveImages(question.images ?? []);
     grow();
   }
   await state.store.drop(conversation, [node, question]);
@@ -324,13 +332,14 @@ function painter(node) {
 const stop = () => state.running?.abort.abort();
 
 function send(text = withFiles($("input").value)) {
-  if (!text.trim() || state.running) return;
+  const images = imagesOf();
+  if ((!text.trim() && !images.length) || state.running) return;
   $("input").value = "";
   clearFiles();
   grow();
   const { current } = state.store;
   const last = path(current).at(-1) ?? null;
-  answer(add(current, last, { role: "user", content: text }));
+  answer(add(current, last, { role: "user", content: text, ...(images.length && { images }) }));
 }
 
 // --- panels and keys ---
@@ -429,6 +438,7 @@ async function connect() {
     const routing = isLoaded(state.model) ? api.routing(key, state.model.id) : { routers: [] };
     const [{ routers, complete }, fields] = await Promise.all([routing, api.fields(key)]);
     $("toggle-routing").hidden = !routers.length;
+    $("attach-image").hidden = !meta.sees_images;
     state.routing.start(routers, complete);
     fitFields(fields, meta.sampling);
     $("server").textContent = `${state.model.id} · ${meta.embedded ? "built into the program" : meta.description}`;

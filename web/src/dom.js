@@ -10,6 +10,14 @@ export function element(tag, className, ...children) {
   return node;
 }
 
+/** An image; `alt` says what it is to those who do not see it. */
+export function image(uri, alt) {
+  const node = element("img");
+  node.src = uri;
+  node.alt = node.title = alt;
+  return node;
+}
+
 /** A button; `title` is what it says to those who point at it or hear it. */
 export function button(label, title, act) {
   const node = element("button", "", label);

@@ -21,6 +21,7 @@ export function markdownOf(conversation) {
     const isUser = node.role === "user";
     parts.push(isUser ? "## User" : `## ${plain(lineOf(node))}`);
     if (node.reasoning?.trim()) parts.push(quoted(`Reasoning:\n\n${node.reasoning.trim()}`));
+    if (node.images) parts.push(`*(${node.images.length === 1 ? "an image" : `${node.images.length} images`})*`);
     parts.push(node.content.trim() || "*(empty)*");
     const end = [node.failed, node.summary].filter(Boolean).join(" · ");
     if (!isUser && end) parts.push(`*${plain(end)}*`);

@@ -1,6 +1,6 @@
 // Messages and what can be done with them: versions, edit, again, continue, copy, tokens.
 
-import { $, button, copyButton, count, element } from "./dom.js";
+import { $, button, copyButton, count, element, image } from "./dom.js";
 import { lineOf, modelsOf, wordsOf } from "./made.js";
 import { render } from "./markdown.js";
 import { RICH } from "./rich.js";
@@ -48,7 +48,7 @@ function who(node, isOpen) {
   return out;
 }
 
-const PARTS = ".who, .text, .tokens, .tools, details.thought, .failed, .editor";
+const PARTS = ".who, .images, .text, .tokens, .tools, details.thought, .failed, .editor";
 
 /** Draws a message anew: who wrote it, its text and its tools. */
 export function fillMessage(item, node) {
@@ -64,6 +64,9 @@ export function fillMessage(item, node) {
     const thought = element("details", "thought", summary, element("div", "", node.reasoning));
     thought.open = open;
     item.append(thought);
+  }
+  if (node.images) {
+    item.append(element("div", "images", ...node.images.map((uri, i) => image(uri, `Image ${i + 1}`))));
   }
   if (asTokens.has(node.id) && state.tokens.get(node.id)?.length && !isPending) {
     item.append(tokenView(state.tokens.get(node.id)));
@@ -135,10 +138,11 @@ function edit(item, node) {
   const parent = node.parent === null ? null : current.nodes[node.parent];
   const cancel = () => fillMessage(item, node);
   const keep = () => {
-    if (!area.value.trim() || state.running) return null;
+    if ((!area.value.trim() && !node.images) || state.running) return null;
     return add(current, parent, {
       role: node.role,
       content: area.value,
+      ...(node.images && { images: node.images }),
       ...(node.role === "assistant" && { summary: "edited", ...(node.made && { made: node.made }) }),
     });
   };

@@ -102,6 +102,8 @@ export function merge(ours, theirs) {
 }
 
 const ID = /^[0-9a-f]{16}$/;
+/** Images that a browser draws and runs nothing of. */
+const IMAGE = /^data:image\/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+=*$/;
 const MAX_ID = 200; // characters of an id that another program gave
 const text = (value) => (typeof value === "string" ? value : "");
 const number = (value) => (Number.isFinite(value) ? value : 0);
@@ -152,6 +154,8 @@ export function checked(value, dropped = { messages: 0 }) {
     const own = { id, parent, children: [], shown: index(node.shown), at: number(node.at), role: node.role };
     own.content = text(node.content);
     for (const name of ["reasoning", "failed", "summary"]) if (node[name]) own[name] = text(node[name]);
+    const images = (Array.isArray(node.images) ? node.images : []).filter((uri) => IMAGE.test(text(uri)));
+    if (images.length) own.images = images;
     if (node.usage) {
       const { prompt, generated, cached } = node.usage;
       own.usage = { prompt: number(prompt), generated: number(generated), cached: number(cached) };

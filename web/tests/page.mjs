@@ -1,5 +1,6 @@
 // The page in headless Chromium, against a running server: node tests/page.mjs http://127.0.0.1:8080 [folder for
 // screenshots]. CHROMIUM names the browser; /usr/bin/chromium otherwise. ONLY is part of the names of tests to run.
+// SEEING is the address of a server whose model sees images; without it their test is left out.
 
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
@@ -19,16 +20,16 @@ const browser = await chromium.launch({
  * A page with everything that goes wrong in it collected; in a browser of its own, or as another tab of `context`.
  * `prepare(page)` runs before the page is loaded; with `bare` nothing is expected of its script.
  */
-async function open({ context, prepare, bare = false, ...options } = {}) {
+async function open({ context, prepare, bare = false, at = address, ...options } = {}) {
   context ??= await browser.newContext({ viewport: { width: 1280, height: 800 }, ...options });
   const page = await context.newPage();
   page.troubles = [];
   page.on("pageerror", (error) => page.troubles.push(String(error)));
   page.on("console", (message) => message.type() === "error" && page.troubles.push(message.text()));
   await prepare?.(page);
-  const isOurs = (url) => [address, "data:", "blob:"].some((start) => url.startsWith(start));
+  const isOurs = (url) => [at, "data:", "blob:"].some((start) => url.startsWith(start));
   page.on("request", (request) => isOurs(request.url()) || page.troubles.push(`fetches ${request.url()}`));
-  await page.goto(address);
+  await page.goto(at);
   if (bare) return page;
   // The model's name stands in the list once the server has answered.
   await page.locator("#server").filter({ hasText: "·" }).waitFor({ state: "attached" });
@@ -95,10 +96,10 @@ async function drop(page, selector, type, files) {
   const data = await page.evaluateHandle(
     (files) => {
       const data = new DataTransfer();
-      for (const [name, bytes] of files) data.items.add(new File([Uint8Array.from(bytes)], name));
+      for (const [name, bytes, type] of files) data.items.add(new File([Uint8Array.from(bytes)], name, { type }));
       return data;
     },
-    files.map(([name, text]) => [name, [...Buffer.from(text)]]),
+    files.map(([name, text, type = ""]) => [name, [...Buffer.from(text)], type]),
   );
   if (type === "drop") await page.dispatchEvent(selector, "drop", { dataTransfer: data });
   else
@@ -769,6 +770,85 @@ const TESTS = {
     const sent = await page.locator(".message.user .text").innerText();
     assert.equal(sent, "Read this\n\nnotes.md:\n````\nSome ``` fence\nand words\n````\n\nb.txt:\n```\nGrüße\n```");
     assert.equal(await page.locator("#files li").count(), 0);
+    return page;
+  },
+
+  async "images are dropped, pasted and picked, shown small, removed and seen"() {
+    const blind = await open();
+    await drop(blind, "#chat", "drop", [["a.png", "x", "image/png"]]);
+    await blind.locator("#notice").waitFor();
+    assert.match(await notice(blind), /a\.png is an image: this model sees none/);
+    assert.equal(await blind.locator("#attach-image").isVisible(), false);
+    if (!process.env.SEEING) {
+      console.log("left out: SEEING names no server");
+      return blind;
+    }
+    await blind.context().close();
+    const page = await open({ at: process.env.SEEING });
+    await page.keyboard.press("Alt+s");
+    await set(page, "#set-max_tokens", "4");
+    await set(page, "#set-temperature", "0");
+    await page.keyboard.press("Alt+s");
+    const file = "crates/conformance/tests/data/images/qwen3_vl_moe/images/rgba.png";
+    const png = await readFile(new URL(`../../${file}`, import.meta.url));
+    await drop(page, "#chat", "drop", [["a.png", png, "image/png"]]);
+    await drop(page, "#input", "paste", [["b.png", png, "image/png"]]);
+    const pick = page.locator("#attach-image").click();
+    const [chooser] = await Promise.all([page.waitForEvent("filechooser"), pick]);
+    assert.equal(await page.locator("#pick-image").getAttribute("accept"), "image/*");
+    assert.ok(chooser.isMultiple());
+    const two = ["c.png", "d.png"].map((name) => ({ name, mimeType: "image/png", buffer: png }));
+    await chooser.setFiles(two);
+    await page.locator("#files img").nth(3).waitFor();
+    await page.getByRole("button", { name: "Remove b.png" }).click();
+    await drop(page, "#chat", "drop", [["e.png", "no image", "image/png"]]);
+    await page.locator("#notice").waitFor();
+    assert.match(await notice(page), /e\.png is an image that this browser cannot read/);
+    assert.equal(await page.locator("#files img").count(), 3);
+    await accessible(page, "images");
+    await picture(page, "images");
+    const isChat = (request) => request.url().endsWith("/v1/chat/completions");
+    const [request] = await Promise.all([page.waitForRequest(isChat), say(page, "What?")]);
+    const parts = request.postDataJSON().messages.at(-1).content;
+    assert.deepEqual(
+      parts.map((part) => part.image_url?.url ?? part.text),
+      [...Array(3).fill(`data:image/png;base64,${png.toString("base64")}`), "What?"],
+    );
+    await page.locator(".message.assistant .tools").waitFor();
+    await done(page);
+    assert.equal(await page.locator("#files img").count(), 0);
+    // They outlive a reload, and an edit of their message.
+    await page.reload();
+    const shown = page.locator(".message.user .images img");
+    await shown.nth(2).waitFor();
+    assert.deepEqual(await shown.evaluateAll((nodes) => nodes.map((node) => node.naturalWidth)), [48, 48, 48]);
+    await page.getByRole("button", { name: "Edit this message" }).click();
+    await page.getByRole("textbox", { name: "Edit message" }).fill("And now?");
+    await page.keyboard.press("Enter");
+    await done(page);
+    assert.equal(await shown.count(), 3);
+    // A photo is made smaller; a message may be an image alone.
+    await page.evaluate(async () => {
+      const canvas = document.createElement("canvas");
+      [canvas.width, canvas.height] = [3000, 300];
+      const pixels = new ImageData(3000, 300);
+      for (let i = 0; i < pixels.data.length; i++) pixels.data[i] = (i * i * 7919) >> 5;
+      canvas.getContext("2d").putImageData(pixels, 0, 0);
+      const blob = await new Promise((resolve) => canvas.toBlob(resolve));
+      const data = new DataTransfer();
+      data.items.add(new File([blob], "photo.png", { type: "image/png" }));
+      const init = { dataTransfer: data, bubbles: true, cancelable: true };
+      document.querySelector("#chat").dispatchEvent(new DragEvent("drop", init));
+    });
+    const photo = page.locator("#files img");
+    await photo.waitFor();
+    const [uri, width] = await photo.evaluate((node) => [node.src, node.naturalWidth]);
+    assert.ok(uri.startsWith("data:image/jpeg;base64,"), uri.slice(0, 40));
+    assert.equal(width, 2048);
+    await page.locator("#send").click();
+    await page.locator(".message.assistant .tools").nth(1).waitFor();
+    await done(page);
+    assert.equal(await shown.count(), 4);
     return page;
   },
 

@@ -65,6 +65,17 @@ test("a file's conversation keeps what belongs to one", () => {
   assert.equal(Object.keys(out.nodes).length, Object.keys(talk.nodes).length);
 });
 
+test("a file's messages keep images that run nothing", () => {
+  const { talk } = branched();
+  const file = JSON.parse(JSON.stringify(talk));
+  const image = "data:image/png;base64,iVBORw0KGgo=";
+  const wrong = ["https://example.com/x.png", "data:image/svg+xml;base64,PHN2Zz4=", `${image}" onerror="x`, 7, null];
+  file.nodes[file.root[0]].images = [image, ...wrong];
+  assert.deepEqual(path(checked(file))[0].images, [image]);
+  file.nodes[file.root[0]].images = wrong;
+  assert.equal(path(checked(file))[0].images, undefined);
+});
+
 test("ids of other programs become ours, the same ones each time", () => {
   const file = {
     id: "conversation-1",

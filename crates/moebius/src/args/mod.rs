@@ -414,6 +414,8 @@ pub struct ChatArgs {
     #[arg(long)]
     pub no_markdown: bool,
     #[command(flatten)]
+    pub sight: SightArgs,
+    #[command(flatten)]
     pub model: NamedArgs,
     #[command(flatten)]
     pub template: TemplateArgs,

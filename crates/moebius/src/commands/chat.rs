@@ -1,8 +1,12 @@
 //! `moebius chat`: a conversation at the terminal (or from a pipe, one message a line).
 
+use std::collections::HashMap;
 use std::io::IsTerminal;
+use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use engine::images::Pictures;
 use engine::scheduler::{FinishReason, Request};
 use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
@@ -11,7 +15,7 @@ use crate::answer::{Interrupt, generate, summary};
 use crate::args::ChatArgs;
 use crate::commands::line::Lines;
 use crate::input;
-use crate::load::{self, Session};
+use crate::load::{self, Session, Shown};
 use crate::out::{self, note};
 use crate::show::Show;
 
@@ -19,6 +23,8 @@ const HELP: &str = "\
 /reset          forget the conversation (the system message stays)
 /system TEXT    set the system message and forget the conversation; without
                 TEXT remove it
+/image FILE     show an image with the next message; a message that begins
+                with the name of an image file shows it too
 /regen          answer the last message again
 /save FILE      write the conversation as JSON messages
 /load FILE      go on with a conversation that was saved
@@ -32,6 +38,7 @@ begins with a blank is not kept in the history.";
 const COMMANDS: &[(&str, bool)] = &[
     ("/reset", false),
     ("/system", false),
+    ("/image", true),
     ("/regen", false),
     ("/save", true),
     ("/load", true),
@@ -41,7 +48,7 @@ const COMMANDS: &[(&str, bool)] = &[
 
 pub fn run(args: &ChatArgs) -> Result<()> {
     let model = load::open(args.model.path()?.as_deref())?.stretched(args.engine.step.rope_scaling)?;
-    let model = model.with_template(args.template.chat_template_file.as_deref())?;
+    let model = model.with_template(args.template.chat_template_file.as_deref())?.seeing(&args.sight)?;
     let terminal = std::io::stdin().is_terminal();
     if model.embedded && !args.quiet {
         note!("{}", crate::embedded::notice());
@@ -49,6 +56,8 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     let mut chat = Chat {
         session: load::start(model, &args.engine, args.draft)?,
         history: Vec::new(),
+        shown: HashMap::new(),
+        waiting: Vec::new(),
         system: args.system.clone(),
         n_again: 0,
         n_left_out: 0,
@@ -98,6 +107,7 @@ enum Action<'a> {
     ShowSystem,
     System(&'a str),
     Load(&'a str),
+    Image(&'a str),
     Regenerate,
     Save(&'a str),
     Help,
@@ -112,6 +122,8 @@ impl<'a> Action<'a> {
             "/system" if rest.trim().is_empty() => Action::ShowSystem,
             "/system" if rest.trim() == "off" => Action::System(""),
             "/system" => Action::System(rest.trim()),
+            "/image" if rest.trim().is_empty() => return Err("/image needs a file name".into()),
+            "/image" => Action::Image(rest.trim()),
             "/regen" => Action::Regenerate,
             "/save" if rest.trim().is_empty() => return Err("/save needs a file name".into()),
             "/save" => Action::Save(rest.trim()),
@@ -129,8 +141,12 @@ impl<'a> Action<'a> {
 
 struct Chat {
     session: Session,
-    /// User and assistant messages in turn.
+    /// Messages of the user and the assistant, with the names of their images.
     history: Vec<Value>,
+    /// Images of the conversation by the names of their files.
+    shown: HashMap<String, Shown>,
+    /// Names of those that go with the next message.
+    waiting: Vec<Value>,
     system: Option<String>,
     /// Repetitions of an answer: a fixed seed should not repeat the text.
     n_again: u64,
@@ -142,8 +158,22 @@ impl Chat {
     fn act(&mut self, action: Action<'_>, args: &ChatArgs, interrupt: &Interrupt) -> Result<()> {
         match action {
             Action::Say(text) => {
-                self.history.push(json!({"role": "user", "content": text}));
+                let (files, text) = if self.session.eyes.is_some() { dropped(text) } else { (Vec::new(), text) };
+                files.iter().try_for_each(|file| self.show(file))?;
+                if text.is_empty() {
+                    return Ok(());
+                }
+                let mut message = json!({"role": "user", "content": text});
+                if !self.waiting.is_empty() {
+                    message["images"] = std::mem::take(&mut self.waiting).into();
+                }
+                self.history.push(message);
                 self.answer_or_take_back(args, interrupt)
+            }
+            Action::Image(name) => {
+                self.session.eyes()?;
+                let typed = word(name).filter(|_| !Path::new(name).is_file());
+                self.show(&typed.map_or(name.to_string(), |(name, _)| name))
             }
             Action::Regenerate => {
                 if self.history.last().is_some_and(|message| message["role"] == "assistant") {
@@ -157,6 +187,8 @@ impl Chat {
             }
             Action::Reset => {
                 self.history.clear();
+                self.shown.clear();
+                self.waiting.clear();
                 self.n_left_out = 0;
                 note!("the conversation is empty");
                 Ok(())
@@ -184,6 +216,10 @@ impl Chat {
                 if let Some(i) = messages.iter().position(|message| !is_message(message)) {
                     bail!("failed to read {path}: message {i} has no role or no content");
                 }
+                for name in messages.iter().flat_map(images) {
+                    self.session.eyes()?;
+                    self.shown.insert(name.into(), Shown::open(name.as_ref())?);
+                }
                 let (system, history): (Vec<_>, Vec<_>) = messages.into_iter().partition(|m| m["role"] == "system");
                 self.system = system.first().and_then(|message| message["content"].as_str()).map(String::from);
                 self.history = history;
@@ -197,6 +233,14 @@ impl Chat {
             }
             Action::Quit => Ok(()),
         }
+    }
+
+    /// Keeps an image for the next message.
+    fn show(&mut self, name: &str) -> Result<()> {
+        self.shown.insert(name.into(), Shown::open(name.as_ref())?);
+        self.waiting.push(name.into());
+        note!("{name} goes with the next message");
+        Ok(())
     }
 
     /// A message that could not be answered does not stay in the conversation.
@@ -218,19 +262,37 @@ impl Chat {
         system.chain(self.history[first..].iter().cloned()).collect()
     }
 
-    /// Returns the tokens of the conversation, its oldest turns left out where it has grown beyond the context.
-    fn tokens(&mut self, n_predict: Option<usize>) -> Result<Vec<u32>> {
+    /// Returns the tokens of messages and their images.
+    fn encode(&self, mut messages: Vec<Value>) -> Result<(Vec<u32>, Option<Arc<Pictures>>)> {
+        let mut shown = Vec::new();
+        for message in &mut messages {
+            let own: Vec<&Shown> = images(message).filter_map(|name| self.shown.get(name)).collect();
+            let marks: String = own.iter().map(|image| image.mark.as_str()).collect();
+            message["content"] = format!("{marks}{}", message["content"].as_str().unwrap_or_default()).into();
+            shown.extend(own);
+        }
+        if shown.is_empty() {
+            return Ok((self.session.encode_chat(messages)?, None));
+        }
+        let text = self.session.render(messages)?;
+        let (tokens, pictures) = self.session.eyes()?.encode(&self.session.tokenizer, &text, &shown)?;
+        Ok((tokens, Some(Arc::new(pictures))))
+    }
+
+    /// Returns the tokens of the conversation, its oldest turns left out where it has grown beyond the context, and its
+    /// images.
+    fn tokens(&mut self, n_predict: Option<usize>) -> Result<(Vec<u32>, Option<Arc<Pictures>>)> {
         let context = self.session.engine.context();
         let room = n_predict.unwrap_or(usize::MAX).min(context / 4);
         let before = self.n_left_out;
         loop {
             let messages = self.session.format.history(&self.messages_from(self.n_left_out));
-            let tokens = self.session.encode_chat(messages)?;
+            let (tokens, pictures) = self.encode(messages)?;
             if tokens.len() + room <= context || self.n_left_out + 2 >= self.history.len() {
                 if self.n_left_out > before {
                     note!("context full: dropped the {} oldest messages", self.n_left_out);
                 }
-                return Ok(tokens);
+                return Ok((tokens, pictures));
             }
             // A question and its answer.
             self.n_left_out += 2;
@@ -239,11 +301,12 @@ impl Chat {
 
     fn answer(&mut self, args: &ChatArgs, interrupt: &Interrupt) -> Result<()> {
         let format = self.session.format;
-        let tokens = self.tokens(args.n_predict)?;
+        let (tokens, pictures) = self.tokens(args.n_predict)?;
         let opened = self.session.opens_thought(&tokens);
         let show = Show::new(format, opened, args.quiet);
         let mut show = if args.no_markdown { show } else { show.inked() };
         let mut request = Request::new(tokens);
+        request.pictures = pictures;
         request.constraint = self.session.constraint(format, None, opened)?;
         request.shown = format.shown(&self.session.tokenizer);
         request.max_new_tokens = args.n_predict.unwrap_or(usize::MAX);
@@ -267,6 +330,47 @@ impl Chat {
     }
 }
 
+/// Names of a message's images.
+fn images(message: &Value) -> impl Iterator<Item = &str> {
+    message["images"].as_array().into_iter().flatten().filter_map(Value::as_str)
+}
+
+/// Image files that a line begins with, as terminals write the names of files that are dropped on them, and what
+/// follows them.
+fn dropped(line: &str) -> (Vec<String>, &str) {
+    const ENDS: [&str; 5] = ["png", "jpg", "jpeg", "webp", "gif"];
+    let (mut files, mut rest) = (Vec::new(), line.trim());
+    while let Some((name, after)) = word(rest) {
+        let end = Path::new(&name).extension().unwrap_or_default().to_string_lossy().to_lowercase();
+        if !ENDS.contains(&end.as_str()) || !Path::new(&name).is_file() {
+            break;
+        }
+        files.push(name);
+        rest = after.trim_start();
+    }
+    (files, rest)
+}
+
+/// The first word of a line as a shell reads it, and what follows it.
+fn word(line: &str) -> Option<(String, &str)> {
+    let (mut name, mut quote, mut is_escaped) = (String::new(), None, false);
+    for (i, c) in line.char_indices() {
+        match c {
+            _ if is_escaped => {
+                name.push(c);
+                is_escaped = false;
+            }
+            // Names have it on Windows.
+            '\\' if quote.is_none() && !cfg!(windows) => is_escaped = true,
+            _ if quote == Some(c) => quote = None,
+            '"' | '\'' if quote.is_none() => quote = Some(c),
+            _ if c.is_whitespace() && quote.is_none() => return Some((name, &line[i..])),
+            _ => name.push(c),
+        }
+    }
+    (!name.is_empty() && quote.is_none()).then_some((name, ""))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -282,6 +386,7 @@ mod tests {
             ("/load a b.json", Ok(Action::Load("a b.json"))),
             ("/bye", Ok(Action::Quit)),
             ("/save a b.json", Ok(Action::Save("a b.json"))),
+            ("/image a b.png", Ok(Action::Image("a b.png"))),
             ("/usr/bin is a folder", Ok(Action::Say("/usr/bin is a folder"))),
             ("/quit", Ok(Action::Quit)),
         ];
@@ -290,5 +395,34 @@ mod tests {
         }
         assert!(Action::parse("/save").is_err());
         assert!(Action::parse("/frobnicate now").is_err());
+        assert!(Action::parse("/image ").is_err());
+    }
+
+    #[test]
+    fn files_that_are_dropped_are_found() {
+        let folder = std::env::temp_dir().join(format!("moebius-dropped-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = |name: &str| folder.join(name).to_str().unwrap().to_string();
+        let [plain, spaced] = ["a.png", "b c.JPG"].map(path);
+        [&plain, &spaced, &path("d.txt")].into_iter().for_each(|path| std::fs::write(path, "").unwrap());
+        let cases = [
+            (format!("{plain} What?"), vec![&plain], "What?"),
+            (format!("'{spaced}'  {plain}"), vec![&spaced, &plain], ""),
+            (format!("\"{spaced}\" and {plain}"), vec![&spaced], "and {}"),
+            (format!("What is {plain}"), vec![], "What is {}"),
+            (format!("{} What?", path("d.txt")), vec![], "<>"),
+            (path("none.png"), vec![], "<>"),
+            ("it's".into(), vec![], "it's"),
+        ];
+        for (line, files, rest) in cases {
+            let found = dropped(&line);
+            let rest = if rest == "<>" { line.clone() } else { rest.replace("{}", &plain) };
+            assert_eq!((found.0.iter().collect::<Vec<_>>(), found.1), (files, rest.as_str()), "{line}");
+        }
+        if !cfg!(windows) {
+            let escaped = format!("{} x", spaced.replace(' ', "\\ "));
+            assert_eq!(dropped(&escaped), (vec![spaced], "x"));
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

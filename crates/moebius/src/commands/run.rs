@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::answer::{Interrupt, Interrupted, drafts_summary, generate, streamed_summary, summary};
 use crate::args::RunArgs;
-use crate::load::{self, EngineSetup, Sequence, Session};
+use crate::load::{self, EngineSetup, Sequence, Session, Shown};
 use crate::out::note;
 use crate::show::Show;
 use crate::{find, input, routes};
@@ -101,24 +101,11 @@ pub fn run(args: &RunArgs) -> Result<()> {
 /// Returns the tokens of a prompt that begins with images, and the images.
 fn images(args: &RunArgs, session: &Session, prompt: &str, raw: bool) -> Result<(Vec<u32>, Pictures)> {
     ensure!(args.trace_experts.is_none(), "--trace-experts cannot be used with --image");
-    let eyes = session.eyes.as_ref();
-    let eyes = eyes.with_context(|| format!("failed to show images to {}: it sees none", session.description))?;
-    // Marks that a text has by chance would be taken for these.
-    let mark = |i: usize| format!("[image {:016x} {i}]", crate::serve::random());
-    let marks: Vec<String> = (0..args.image.len()).map(mark).collect();
-    let marked = format!("{}{prompt}", marks.concat());
+    let eyes = session.eyes()?;
+    let shown = args.image.iter().map(|path| Shown::open(path)).collect::<Result<Vec<_>>>()?;
+    let marked = shown.iter().map(|image| image.mark.as_str()).chain([prompt]).collect::<String>();
     let text = if raw { marked } else { session.render(messages(args, &marked))? };
-    let (mut seen, mut rest) = (eyes.prompt(&session.tokenizer), text.as_str());
-    for (path, mark) in args.image.iter().zip(&marks) {
-        let (before, after) =
-            rest.split_once(mark.as_str()).context("failed to place the images: the chat template leaves them out")?;
-        seen.push_text(before);
-        let file = load::image_file(path)?;
-        seen.push_image(&file).with_context(|| format!("failed to show {}", path.display()))?;
-        rest = after;
-    }
-    seen.push_text(rest);
-    Ok(seen.finish())
+    eyes.encode(&session.tokenizer, &text, &shown.iter().collect::<Vec<_>>())
 }
 
 /// The conversation of a prompt.

@@ -20,7 +20,7 @@ use model::plan::{Plan, ValidPlan};
 pub use self::sequence::{Sequence, Traced, Wanted};
 pub use self::session::{Session, start, start_prepared, start_with};
 pub use self::setup::{EngineSetup, Prepared};
-pub use self::sight::{Eyes, Sight, image_file};
+pub use self::sight::{Eyes, Shown, Sight, image_file};
 use crate::args::DraftArg;
 use crate::{embedded, input};
 

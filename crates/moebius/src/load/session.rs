@@ -193,6 +193,15 @@ impl Session {
         Ok(template.render(&Chat { kwargs: kwargs.as_ref(), ..Chat::new(&messages) })?)
     }
 
+    /// Returns how it sees images.
+    ///
+    /// # Errors
+    /// It sees none.
+    pub fn eyes(&self) -> Result<&Eyes> {
+        let eyes = self.eyes.as_ref();
+        eyes.with_context(|| format!("failed to show images to {}: it sees none", self.description))
+    }
+
     /// Tokens of a conversation, the opening of the answer after it.
     pub fn encode_chat(&self, messages: Vec<Value>) -> Result<Vec<u32>> {
         let text = self.render(messages)?;

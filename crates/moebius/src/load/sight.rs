@@ -9,7 +9,7 @@ use backend::residency::Policy;
 use backend::{Backend, CacheType};
 use checkpoint::Checkpoint;
 use cpu::Cpu;
-use engine::images::{self, Encoder, Pictures, Placed};
+use engine::images::{self, Encoder, Image, Pictures, Placed};
 use engine::tokenizer::{Encode, Tokenizer};
 use model::vision::{self, Vision};
 
@@ -153,6 +153,45 @@ impl SeenPrompt<'_> {
 /// It cannot be read, or is longer than 64 MiB.
 pub fn image_file(path: &Path) -> Result<Vec<u8>> {
     input::bytes_up_to(path, MAX_IMAGE_BYTES)
+}
+
+/// An image of a conversation.
+pub struct Shown {
+    /// What stands for it in the text. It has a random number: marks that a text has by chance are taken for text.
+    pub mark: String,
+    path: PathBuf,
+    file: Vec<u8>,
+}
+
+impl Shown {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It cannot be read, or is no image.
+    pub fn open(path: &Path) -> Result<Shown> {
+        let file = image_file(path)?;
+        Image::decode(&file).with_context(|| format!("failed to show {}", path.display()))?;
+        Ok(Shown { mark: format!("[image {:016x}]", crate::serve::random()), path: path.into(), file })
+    }
+}
+
+impl Eyes {
+    /// Returns the tokens of a text, those of images in place of their marks, which are in it in this order.
+    ///
+    /// # Errors
+    /// A mark is not there, or the encoder fails.
+    pub fn encode(&self, tokenizer: &Tokenizer, text: &str, shown: &[&Shown]) -> Result<(Vec<u32>, Pictures)> {
+        let (mut seen, mut rest) = (self.prompt(tokenizer), text);
+        for Shown { mark, path, file } in shown {
+            let parts = rest.split_once(mark.as_str());
+            let (before, after) = parts.context("failed to place the images: the chat template leaves them out")?;
+            seen.push_text(before);
+            seen.push_image(file).with_context(|| format!("failed to show {}", path.display()))?;
+            rest = after;
+        }
+        seen.push_text(rest);
+        Ok(seen.finish())
+    }
 }
 
 /// Returns the file of an encoder in the folder of a GGUF file, by its name; the first by name of several.

@@ -67,6 +67,8 @@ pub struct ModelInfo {
     pub context: usize,
     pub has_template: bool,
     pub has_thoughts: bool,
+    /// Known once it is loaded.
+    pub sees_images: bool,
     pub sampling: SamplerParams,
 }
 

@@ -10,7 +10,7 @@ use super::app::App;
 use super::body::Body;
 use super::completions::tokens;
 use super::error::ApiError;
-use super::fields::{Field, Kind, Read, field};
+use super::fields::{Field, Kind, Read, field, unsupported};
 use super::limits::MAX_INPUTS;
 use super::room::Room;
 use super::routes::{Answer, Input};
@@ -32,6 +32,7 @@ pub const FIELDS: &[Field] = &[
     field("normalize", Kind::Bool, "scale to length 1; default true"),
     field("cache_salt", Kind::Text, "shares cached prefixes only with requests that have the same salt"),
     field("user", Kind::Text, "ignored"),
+    unsupported("messages", "only texts are embedded, no conversations and no images"),
 ];
 
 /// Returns the handler.

@@ -564,6 +564,7 @@ fn look(path: &Path, id: &str, has_template: bool, stretch: Option<Stretch>) -> 
         context: plan.n_ctx_train,
         has_template: has_template || template.is_some(),
         has_thoughts: format.thought().is_some(),
+        sees_images: false,
         sampling: crate::sampling::of_model(&checkpoint, false)?,
     })
 }

@@ -11,11 +11,12 @@ use engine::images::{Error, Pictures};
 use serde_json::{Value, json};
 
 use super::app::{self, App};
+use super::conversation::no_such_part;
 use super::error::ApiError;
 use super::fields::{Object, Read};
 
 /// Maximum number of images in a request.
-const MAX_IMAGES: usize = 64;
+pub const MAX_IMAGES: usize = 64;
 /// How deep lists of parts are within each other: results of tools have parts too.
 const MAX_DEPTH: usize = 4;
 
@@ -69,6 +70,19 @@ impl Images {
         Ok(images)
     }
 
+    /// Takes images out of a message's list `images`, which is the field `at` of the request.
+    ///
+    /// # Errors
+    /// As [`Images::take`], and where the model sees none.
+    pub fn of_message(at: &str, message: &mut Value, app: &App) -> Result<Images, ApiError> {
+        let mut images = Images { secret: app::random(), files: Vec::new() };
+        match app.eyes {
+            Some(_) => images.list(at, message)?,
+            None => return Err(no_such_part(at, "image")),
+        }
+        Ok(images)
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty()
@@ -76,23 +90,10 @@ impl Images {
 
     /// A message, or a part that has parts.
     fn message(&mut self, at: &str, message: &mut Value, depth: usize) -> Result<(), ApiError> {
-        let Some(message) = message.as_object_mut() else { return Ok(()) };
-        // Ollama's messages have them in a list by themselves.
-        if let Some(Value::Array(list)) = message.get("images").cloned().filter(|_| depth == 0) {
-            let mut text = String::new();
-            for (i, image) in list.iter().enumerate() {
-                let at = format!("{at}.images[{i}]");
-                let data = image.as_str().ok_or_else(|| ApiError::field(&at, "must be a string"))?;
-                let mark = self.add(at, data, [false; 2])?;
-                text.push_str(&mark);
-            }
-            message.remove("images");
-            if !text.is_empty() {
-                let said = message.text("content").unwrap_or_default();
-                let said = format!("{text}{said}");
-                message.insert("content".into(), said.into());
-            }
+        if depth == 0 {
+            self.list(&format!("{at}.images"), message)?;
         }
+        let Some(message) = message.as_object_mut() else { return Ok(()) };
         for name in ["content", "output"] {
             let Some(Value::Array(parts)) = message.get_mut(name) else { continue };
             let n = parts.len();
@@ -107,6 +108,24 @@ impl Images {
                     None => {}
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Ollama's messages have them in a list by themselves, the field `at` of the request.
+    fn list(&mut self, at: &str, message: &mut Value) -> Result<(), ApiError> {
+        let Some(message) = message.as_object_mut() else { return Ok(()) };
+        let Some(Value::Array(list)) = message.get("images") else { return Ok(()) };
+        let mut text = String::new();
+        for (i, image) in list.iter().enumerate() {
+            let at = format!("{at}[{i}]");
+            let data = image.as_str().ok_or_else(|| ApiError::field(&at, "must be a string"))?;
+            text.push_str(&self.add(at, data, [false; 2])?);
+        }
+        message.remove("images");
+        if !text.is_empty() {
+            text.push_str(message.text("content").unwrap_or_default());
+            message.insert("content".into(), text.into());
         }
         Ok(())
     }

@@ -37,6 +37,7 @@ fn model_json(model: &ModelInfo, status: &Value) -> Value {
             "description": description,
             "embedded": model.embedded,
             "has_template": model.has_template,
+            "sees_images": model.sees_images,
             "sampling": sampling::json(&model.sampling),
             "n_params": model.n_params,
             "size": model.size_bytes,

@@ -196,7 +196,7 @@ pub async fn props(app: Arc<App>, _: Input) -> Answer {
         "model_alias": app.model.id,
         "bos_token": text(app.tokenizer.bos()),
         "eos_token": text(app.tokenizer.eos()),
-        "modalities": {"vision": false, "audio": false},
+        "modalities": {"vision": app.eyes.is_some(), "audio": false},
         "build_info": concat!("moebius-", env!("CARGO_PKG_VERSION")),
     });
     Ok(Json(answer).into_response())

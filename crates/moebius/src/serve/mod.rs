@@ -252,6 +252,7 @@ fn start(
         context: session.engine.context(),
         has_template: session.template.is_some(),
         has_thoughts: session.format.thought().is_some(),
+        sees_images: session.eyes.is_some(),
         sampling: sampling.clone(),
         description: session.description,
         arch: session.arch,

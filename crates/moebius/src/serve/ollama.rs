@@ -21,7 +21,7 @@ use super::fields::{self, Field, Kind, Object, Read, field, unsupported};
 use super::fleet::Fleet;
 use super::form;
 use super::generate::{Collected, Finish, Generation, Job, Parsing, Step, Totals};
-use super::images::Images;
+use super::images::{Images, MAX_IMAGES};
 use super::limits::{MAX_INPUTS, MAX_MESSAGES, MAX_TOOLS};
 use super::parts::{Call, Change, MessagePart, MessageParts};
 use super::prepare::{AnswerWish, Prepared, prepare};
@@ -71,7 +71,7 @@ pub const GENERATE: &[Field] = &[
     unsupported("suffix", "/infill fills gaps in texts"),
     unsupported("template", "the model's own chat template is used"),
     unsupported("context", "send the conversation to /api/chat"),
-    unsupported("images", "only text is supported"),
+    field("images", Kind::List(&Kind::Text, MAX_IMAGES), "images in front of the prompt, as Base64"),
 ];
 
 /// Fields of `/api/embed`.
@@ -121,20 +121,30 @@ pub async fn chat(app: Arc<App>, input: Input) -> Answer {
 }
 
 pub async fn generate(app: Arc<App>, input: Input) -> Answer {
-    let Input { body: Body { fields: body, room, .. }, request_id, .. } = input;
+    let Input { body: Body { fields: mut body, room, .. }, request_id, .. } = input;
+    let files = body.remove("images").filter(|list| list.as_array().is_some_and(|list| !list.is_empty()));
     let prompt = body.text("prompt").unwrap_or_default();
     let goes = keep(&app, &body)?;
-    if prompt.is_empty() {
+    if prompt.is_empty() && files.is_none() {
         return Ok(loaded(&app, false, goes));
     }
     if body.flag("raw").unwrap_or(false) || app.template.is_none() {
-        return continue_text(app, &body, room, request_id).await;
+        return match files {
+            Some(_) => Err(ApiError::field("images", "requires a chat template, which `raw` leaves out")),
+            None => continue_text(app, &body, room, request_id).await,
+        };
     }
-    let mut conversation = Conversation::default();
+    let mut user = json!({"role": "user", "content": prompt});
+    let mut images = Images::default();
+    if let Some(files) = files {
+        user["images"] = files;
+        images = Images::of_message("images", &mut user, &app)?;
+    }
+    let mut conversation = Conversation { images, ..Conversation::default() };
     if let Some(system) = body.text("system").filter(|text| !text.is_empty()) {
         conversation.messages.push(json!({"role": "system", "content": system}));
     }
-    conversation.messages.push(json!({"role": "user", "content": prompt}));
+    conversation.messages.push(user);
     converse(app, body, room, request_id, conversation, false).await
 }
 

@@ -97,6 +97,11 @@ async fn every_api_takes_images() {
     let answer = server.ask("/api/chat", &body).await;
     assert_eq!(answer["message"]["content"].as_str().unwrap_or_default(), text);
     assert_eq!(answer["prompt_eval_count"], n_prompt);
+    let body = json!({"prompt": "What?", "images": [data], "stream": false, "options": options});
+    let answer = server.ask("/api/generate", &body).await;
+    assert_eq!(answer["response"].as_str().unwrap_or_default(), text);
+    assert_eq!(answer["prompt_eval_count"], n_prompt);
+    assert_eq!(server.get("/props").await.json().await.1["modalities"]["vision"], true);
     server.idle().await;
 }
 
@@ -123,6 +128,17 @@ async fn what_is_no_image_is_refused() {
     body["messages"][0]["content"] = many.into();
     let (status, answer) = server.post(CHAT, &body).await.json().await;
     assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
+    let cases = [
+        ("/api/generate", json!({"prompt": "x", "images": ["?!"]}), "`images[0]`"),
+        ("/api/generate", json!({"prompt": "x", "images": [png], "raw": true}), "chat template"),
+        ("/v1/embeddings", json!({"input": [{"type": "image_url"}]}), "must be a string"),
+        ("/v1/embeddings", json!({"input": "x", "messages": [{"role": "user", "content": "x"}]}), "no images"),
+    ];
+    for (path, body, why) in cases {
+        let (status, answer) = server.post(path, &body).await.json().await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{path} {body}: {answer}");
+        assert!(answer.to_string().contains(why), "{path} {body}: {answer}");
+    }
     // A mark that a client guesses stays text.
     let guess = chat("[image 0000000000000000 0]", json!({"max_tokens": 1}));
     server.ask(CHAT, &guess).await;
