@@ -12,10 +12,12 @@ mkdir -p "$root/include" "$root/lib/pkgconfig" "$root/share/moebius"
 cp crates/c/include/moebius.h "$root/include/"
 cp crates/c/tests/program.c "$root/share/moebius/example.c"
 cp LICENSE-APACHE LICENSE-MIT "$root/"
-shared=$(find "$built" -maxdepth 1 -name 'libmoebius_c.so' -o -maxdepth 1 -name 'libmoebius_c.dylib')
-cp "$shared" "$built/libmoebius_c.a" "$root/lib/"
+# On Windows programs link with a library that names the shared one.
+find "$built" -maxdepth 1 \( -name 'libmoebius_c.*' -o -name 'moebius_c.*' \) ! -name '*.d' ! -name '*.rlib' \
+  ! -name '*.pdb' ! -name '*.exp' -exec cp {} "$root/lib/" \;
 # What a program that links the static library needs beside it.
 case $target in
+  *windows*) system='-lws2_32 -lbcrypt -lntdll -luserenv -lpsapi -lpdh -lpowrprof -ladvapi32 -lole32 -loleaut32' ;;
   *apple*) system='-framework Metal -framework Foundation -framework CoreGraphics -lobjc -liconv -lm' ;;
   *) system='-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc' ;;
 esac
@@ -32,10 +34,9 @@ Cflags: -I\${includedir}
 Libs: -L\${libdir} -lmoebius_c
 Libs.private: $system
 PC
-tar -C "$out" --sort=name --owner=0 --group=0 --numeric-owner -czf "$out/$name.tar.gz" "$name"
-rm -r "$root"
+python3 tools/pack.py "$root"
 # What was packed is what a user has: the example is built from the archive, linked in both ways, and run.
-if [ "$target" = "$(rustc -vV | sed -n 's/^host: //p')" ]; then
+if [[ $target != *windows* && $target == "$(rustc -vV | sed -n 's/^host: //p')" ]]; then
   try=$(mktemp -d)
   trap 'rm -rf "$try"' EXIT
   tar -C "$try" -xzf "$out/$name.tar.gz"

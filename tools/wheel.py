@@ -32,7 +32,7 @@ def tag(library):
     if platform.system() == "Darwin":
         return f"macosx_11_0_{'arm64' if machine == 'arm64' else 'x86_64'}"
     if platform.system() == "Windows":
-        return "win_amd64"
+        return "win_arm64" if machine == "arm64" else "win_amd64"
     needed = [tuple(map(int, found)) for found in re.findall(rb"GLIBC_(\d+)\.(\d+)", library)]
     if not needed:
         raise SystemExit("the library needs no glibc: wheels for musl are not made")

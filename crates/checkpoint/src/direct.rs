@@ -11,10 +11,16 @@ use crate::file::{File, Identity};
 /// disk in use.
 pub const BLOCK: usize = 4096;
 
+#[cfg(not(windows))]
+type Handle = fs::File;
+/// Its reads do not wait for each other.
+#[cfg(windows)]
+type Handle = sys::windows::Unbuffered;
+
 /// A file, opened for direct reads.
 #[derive(Debug)]
 pub struct Direct {
-    file: fs::File,
+    file: Handle,
     name: String,
 }
 
@@ -24,7 +30,11 @@ impl Direct {
     pub fn open(file: &File) -> Option<Self> {
         let (held, identity) = file.on_disk()?;
         let file_direct = reopen(held)?;
-        let same = Identity::of(&file_direct).is_ok_and(|now| now == identity);
+        #[cfg(windows)]
+        let same = Identity::of(file_direct.file());
+        #[cfg(not(windows))]
+        let same = Identity::of(&file_direct);
+        let same = same.is_ok_and(|now| now == identity);
         same.then(|| Self { file: file_direct, name: file.path().display().to_string() })
     }
 
@@ -45,11 +55,10 @@ impl Direct {
 }
 
 /// Reads until `wanted` bytes are in `room`. A read that ends inside a block has met the end of the file.
-#[cfg(unix)]
-fn read_blocks(file: &fs::File, from: usize, wanted: usize, room: &mut [u8]) -> io::Result<()> {
+fn read_blocks(file: &Handle, from: usize, wanted: usize, room: &mut [u8]) -> io::Result<()> {
     let mut held = 0;
     while held < wanted {
-        match std::os::unix::fs::FileExt::read_at(file, &mut room[held..], (from + held) as u64) {
+        match read_at(file, &mut room[held..], (from + held) as u64) {
             Ok(n) if held + n < wanted && (n == 0 || !n.is_multiple_of(BLOCK)) => {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
@@ -61,21 +70,36 @@ fn read_blocks(file: &fs::File, from: usize, wanted: usize, room: &mut [u8]) -> 
     Ok(())
 }
 
-#[cfg(not(unix))]
-fn read_blocks(_: &fs::File, _: usize, _: usize, _: &mut [u8]) -> io::Result<()> {
+#[cfg(unix)]
+fn read_at(file: &Handle, out: &mut [u8], offset: u64) -> io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, out, offset)
+}
+
+#[cfg(windows)]
+fn read_at(file: &Handle, out: &mut [u8], offset: u64) -> io::Result<usize> {
+    file.read_at(out, offset)
+}
+
+#[cfg(not(any(unix, windows)))]
+fn read_at(_: &Handle, _: &mut [u8], _: u64) -> io::Result<usize> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
 /// Returns the file that is open, whatever its name stands for by now.
 #[cfg(target_os = "linux")]
-fn reopen(file: &fs::File) -> Option<fs::File> {
+fn reopen(file: &fs::File) -> Option<Handle> {
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::OpenOptionsExt;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).ok()
 }
 
-#[cfg(not(target_os = "linux"))]
-fn reopen(_: &fs::File) -> Option<fs::File> {
+#[cfg(windows)]
+fn reopen(file: &fs::File) -> Option<Handle> {
+    Handle::open(file).ok()
+}
+
+#[cfg(not(any(target_os = "linux", windows)))]
+fn reopen(_: &fs::File) -> Option<Handle> {
     None
 }

@@ -60,7 +60,9 @@ impl Identity {
         let meta = file.metadata()?;
         #[cfg(unix)]
         let (device, inode) = (std::os::unix::fs::MetadataExt::dev(&meta), std::os::unix::fs::MetadataExt::ino(&meta));
-        #[cfg(not(unix))]
+        #[cfg(windows)]
+        let (device, inode) = sys::windows::identity(file)?;
+        #[cfg(not(any(unix, windows)))]
         let (device, inode) = (0, 0);
         let size = usize::try_from(meta.len()).map_err(io::Error::other)?;
         Ok(Self { device, inode, size, modified: meta.modified().ok() })

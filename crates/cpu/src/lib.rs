@@ -60,7 +60,7 @@ pub struct Cpu {
 impl Default for Cpu {
     /// The best instruction set, a thread for every core the process may use, an f16 cache, no copies.
     fn default() -> Cpu {
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let threads = sys::cores::count();
         Cpu { isa: Isa::best(), threads, cache: CacheType::F16, residency: Policy::Mapped }
     }
 }

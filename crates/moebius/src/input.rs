@@ -139,7 +139,12 @@ fn is_file_or_pipe() -> bool {
     kind.is_ok_and(|kind| matches!(kind, rustix::fs::FileType::RegularFile | rustix::fs::FileType::Fifo))
 }
 
-#[cfg(not(unix))]
+#[cfg(windows)]
+fn is_file_or_pipe() -> bool {
+    sys::windows::is_file_or_pipe(&io::stdin())
+}
+
+#[cfg(not(any(unix, windows)))]
 fn is_file_or_pipe() -> bool {
     true
 }
@@ -156,7 +161,13 @@ pub fn bytes(path: &Path) -> Result<Vec<u8>> {
 }
 
 fn limited(from: impl Read, limit: u64) -> Result<String> {
-    String::from_utf8(limited_bytes(from, limit)?).map_err(|e| {
+    let mut bytes = limited_bytes(from, limit)?;
+    ensure!(!bytes.starts_with(b"\xff\xfe"), "it is UTF-16, as PowerShell writes; save it as UTF-8");
+    // The mark of UTF-8 that programs on Windows put in front is no text.
+    if bytes.starts_with(b"\xef\xbb\xbf") {
+        bytes.drain(..3);
+    }
+    String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         anyhow::anyhow!("it is not UTF-8 at byte {at}")
     })
@@ -179,6 +190,8 @@ mod tests {
         assert!(limited(&b"abcd"[..], 3).is_err());
         let error = limited(&b"ab\xff"[..], 3).unwrap_err().to_string();
         assert_eq!(error, "it is not UTF-8 at byte 2");
+        assert_eq!(limited(&b"\xef\xbb\xbfab"[..], 5).unwrap(), "ab");
+        assert!(limited(&b"\xff\xfea\0"[..], 4).unwrap_err().to_string().contains("UTF-16"));
     }
 
     /// What has no end, and what never begins.

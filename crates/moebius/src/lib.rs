@@ -50,6 +50,8 @@ pub use sys::meter::Meter as Allocator;
 
 /// Runs a command line, whose first word is the program's name; its exit status.
 pub fn main(args: Vec<OsString>) -> u8 {
+    #[cfg(windows)]
+    sys::windows::set_up();
     let typed: Vec<String> = args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
     let translated = match compat::translate(args) {
         Ok(translated) => translated,

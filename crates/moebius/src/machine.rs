@@ -21,7 +21,7 @@ const MAX_DESCRIPTORS: u64 = 8192;
 
 /// Cores this process may use.
 pub fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    sys::cores::count()
 }
 
 /// Returns the threads that a user wants, all cores by default.
@@ -58,7 +58,10 @@ pub fn free_memory() -> Option<usize> {
     }
     let machine = system.available_memory();
     let container = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
-    usize::try_from(machine.min(container)).ok().filter(|&free| free > 0)
+    let free = usize::try_from(machine.min(container)).ok().filter(|&free| free > 0);
+    #[cfg(windows)]
+    let free = free.map(|free| sys::windows::job_memory().map_or(free, |left| free.min(left)));
+    free
 }
 
 /// Bytes that models may take where nobody says: what is free less an eighth, which is left to others.
@@ -68,6 +71,10 @@ pub fn usable_memory() -> Option<usize> {
 
 /// Bytes of memory that this process has resident, where the system says so.
 pub fn resident_memory() -> Option<usize> {
+    #[cfg(windows)]
+    if let Ok((now, _)) = sys::windows::resident() {
+        return Some(now);
+    }
     let pid = sysinfo::get_current_pid().ok()?;
     let mut system = System::new();
     let wanted = ProcessRefreshKind::nothing().with_memory();
@@ -110,6 +117,10 @@ pub fn ignores_hang_up() -> bool {
 
 /// Peak resident memory of this process, in bytes, where the system says so.
 fn peak_resident() -> Option<usize> {
+    #[cfg(windows)]
+    if let Ok((_, peak)) = sys::windows::resident() {
+        return Some(peak);
+    }
     kilobytes("/proc/self/status", "VmHWM:")
 }
 
@@ -121,6 +132,12 @@ fn kilobytes(file: &str, field: &str) -> Option<usize> {
 
 /// Name of the processor, where the system says so.
 pub fn processor() -> String {
+    if !cfg!(target_os = "linux") {
+        let mut system = System::new();
+        system.refresh_cpu_list(sysinfo::CpuRefreshKind::nothing());
+        let name = system.cpus().first().map(|cpu| cpu.brand().trim()).filter(|name| !name.is_empty());
+        return name.unwrap_or(std::env::consts::ARCH).to_string();
+    }
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':'));
     name.map_or_else(|| std::env::consts::ARCH.to_string(), |(_, name)| name.trim().to_string())

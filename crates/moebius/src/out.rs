@@ -131,7 +131,9 @@ pub fn chain(error: &anyhow::Error) -> String {
 
 /// Returns whether a reader of stdout has seen enough (`moebius .. | head`), which is not an error.
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let is_broken = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
+    // Windows has one more error for it (ERROR_PIPE_NOT_CONNECTED), which std does not count.
+    let is_broken =
+        |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe || cfg!(windows) && e.raw_os_error() == Some(233);
     error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(is_broken))
 }
 

@@ -16,7 +16,7 @@ use engine::grammar::{self, Error, MAX_COMPILE_SECONDS, MAX_COMPILE_WAIT_SECONDS
 /// The hidden command that tries a grammar.
 const COMMAND: &str = "try-grammar";
 /// Memory that a trial may map, in bytes, of which the program and a wide stack take a third.
-#[cfg(unix)]
+#[cfg(any(unix, windows))]
 const MAX_MAPPED_BYTES: u64 = 1 << 30;
 /// Longest message read.
 const MAX_MESSAGE_BYTES: u64 = 8 << 20;
@@ -125,7 +125,12 @@ fn limit() -> std::io::Result<()> {
     Ok(())
 }
 
-#[cfg(not(unix))]
+#[cfg(windows)]
+fn limit() -> std::io::Result<()> {
+    sys::windows::limit_process(MAX_MAPPED_BYTES as usize, Duration::from_secs(MAX_COMPILE_SECONDS))
+}
+
+#[cfg(not(any(unix, windows)))]
 fn limit() -> std::io::Result<()> {
     Ok(())
 }

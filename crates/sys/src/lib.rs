@@ -3,6 +3,9 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod arena;
+pub mod cores;
 pub mod heap;
 pub mod meter;
 pub mod rank;
+#[cfg(windows)]
+pub mod windows;

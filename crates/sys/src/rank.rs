@@ -1,4 +1,4 @@
-//! What a thread takes of the processor, and how it gives way to others. Linux alone tells and ranks threads here:
+//! What a thread takes of the processor, and how it gives way to others. Linux and Windows tell and rank threads here:
 //! elsewhere time is that of the clock, and threads that give way keep their rank.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -78,6 +78,8 @@ struct Thread {
     /// Its clock of the processor's time.
     #[cfg(target_os = "linux")]
     clock: Option<libc::clockid_t>,
+    #[cfg(windows)]
+    handle: Option<crate::windows::Thread>,
     begin: Instant,
 }
 
@@ -95,7 +97,11 @@ impl Thread {
 
     #[cfg(not(target_os = "linux"))]
     fn current() -> Thread {
-        Thread { begin: Instant::now() }
+        Thread {
+            #[cfg(windows)]
+            handle: crate::windows::Thread::current().ok(),
+            begin: Instant::now(),
+        }
     }
 
     /// The time of the processor that it has taken; where nobody tells, the time since it was named.
@@ -107,6 +113,10 @@ impl Thread {
             if unsafe { libc::clock_gettime(clock, &raw mut time) } == 0 {
                 return Duration::new(time.tv_sec as u64, time.tv_nsec as u32);
             }
+        }
+        #[cfg(windows)]
+        if let Some(Ok(time)) = self.handle.as_ref().map(crate::windows::Thread::time) {
+            return time;
         }
         self.begin.elapsed()
     }
@@ -120,17 +130,28 @@ impl Thread {
             let param: libc::sched_param = std::mem::zeroed();
             libc::syscall(libc::SYS_sched_setscheduler, self.id, libc::SCHED_IDLE, &raw const param);
         }
+        #[cfg(windows)]
+        let _ = self.handle.as_ref().map(crate::windows::Thread::give_way);
     }
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(all(test, any(target_os = "linux", windows)))]
 mod tests {
     use std::sync::Barrier;
 
     use super::*;
 
+    /// The policy of a thread that gives way.
+    const IDLE: i32 = if cfg!(windows) { -15 } else { 5 };
+
     /// The policy of the calling thread, as the system tells it.
-    fn policy() -> Option<u32> {
+    #[cfg(windows)]
+    fn policy() -> Option<i32> {
+        Some(crate::windows::Thread::current().ok()?.rank())
+    }
+
+    #[cfg(target_os = "linux")]
+    fn policy() -> Option<i32> {
         let stat = std::fs::read_to_string("/proc/thread-self/stat").ok()?;
         stat.rsplit(')').next()?.split_whitespace().nth(38)?.parse().ok()
     }
@@ -154,7 +175,7 @@ mod tests {
             begun.wait();
             assert!(work.give_way() && !work.give_way());
             told.wait();
-            assert_eq!(thread.join().unwrap(), (Some(5), Some(5), false));
+            assert_eq!(thread.join().unwrap(), (Some(IDLE), Some(IDLE), false));
         });
         assert!(work.has_given_way() && !work.give_way());
         assert_eq!(policy(), Some(0));

@@ -42,7 +42,8 @@ pub fn exercise_folder(config: Vec<u8>, len: u64, header: Vec<u8>, index: Vec<u8
         let model = match checkpoint::from_files("fuzz", files) {
             Ok(model) => model,
             Err(error) => {
-                assert!(error.to_string().contains("fuzz/") || error.to_string().contains("fuzz: "), "{error}");
+                let names = |folder| error.to_string().replace(std::path::MAIN_SEPARATOR, "/").contains(folder);
+                assert!(names("fuzz/") || names("fuzz: "), "{error}");
                 continue;
             }
         };
@@ -50,7 +51,7 @@ pub fn exercise_folder(config: Vec<u8>, len: u64, header: Vec<u8>, index: Vec<u8
             let _ = (value.to_string(), value.describe(), model.meta().u32s(key), model.meta().f32s(key));
         }
         if let Err(error) = model.hold_repacked() {
-            assert!(error.to_string().contains("fuzz/"), "{error}");
+            assert!(error.to_string().contains("fuzz"), "{error}");
             continue;
         }
         for tensor in model.tensors() {

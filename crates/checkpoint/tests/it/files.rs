@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use checkpoint::gguf::Writer;
 use checkpoint::{Checkpoint, Extents, Open};
@@ -131,7 +130,7 @@ fn a_written_file_is_changed() {
         assert_eq!(file.identity().unwrap().size, file.size());
         assert!(file.is_unchanged().unwrap());
         // Another file of the same name leaves the one that is open alone.
-        fs::remove_file(&path).unwrap();
+        fs::rename(&path, folder.path().join("former")).unwrap();
         gguf(&path, 128, 3);
         assert!(file.is_unchanged().unwrap());
         let again = checkpoint::open_with(&path, open).unwrap();
@@ -195,13 +194,14 @@ fn a_file_cut_while_it_is_mapped() {
 }
 
 /// Set for the child processes of these tests: what the child does, and in which folder.
+#[cfg(unix)]
 const CHILD: &str = "CHECKPOINT_TEST_CHILD";
 
 /// How a process ends that reads from a cut file which is not a model's.
 #[cfg(unix)]
 fn end_of_child(test: &str) -> std::process::ExitStatus {
     let folder = tempfile::tempdir().unwrap();
-    let mut child = Command::new(std::env::current_exe().unwrap());
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
     let child = child.args(["--exact", &format!("files::{test}"), "--nocapture"]).env(CHILD, folder.path());
     let output = child.output().unwrap();
     assert!(String::from_utf8_lossy(&output.stdout).contains("the model is whole"), "{output:?}");

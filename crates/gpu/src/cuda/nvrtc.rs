@@ -1,26 +1,95 @@
 //! The run-time compiler: from a source to a cubin for an architecture, kept on disk by the hash of all that goes into
 //! it.
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
-use cudarc::nvrtc::sys;
+use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
+use libloading::Library;
 
 use super::sources::{Key, Texts};
 
+macro_rules! functions {
+    ($($name:ident($($type:ty),*);)*) => {
+        /// The library's functions that are called here.
+        #[allow(non_snake_case, reason = "their names in the library")]
+        struct Functions { $($name: unsafe extern "C" fn($($type),*) -> nvrtcResult,)* }
+
+        impl Functions {
+            /// # Safety
+            /// The library is NVRTC, and stays loaded.
+            unsafe fn of(library: &Library) -> Result<Functions, libloading::Error> {
+                // SAFETY: the names are those of functions with these arguments.
+                unsafe { Ok(Functions { $($name: *library.get(concat!(stringify!($name), "\0"))?,)* }) }
+            }
+        }
+    };
+}
+
+functions! {
+    nvrtcVersion(*mut c_int, *mut c_int);
+    nvrtcGetNumSupportedArchs(*mut c_int);
+    nvrtcGetSupportedArchs(*mut c_int);
+    nvrtcCreateProgram(
+        *mut nvrtcProgram,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char
+    );
+    nvrtcCompileProgram(nvrtcProgram, c_int, *const *const c_char);
+    nvrtcGetProgramLogSize(nvrtcProgram, *mut usize);
+    nvrtcGetProgramLog(nvrtcProgram, *mut c_char);
+    nvrtcGetCUBINSize(nvrtcProgram, *mut usize);
+    nvrtcGetCUBIN(nvrtcProgram, *mut c_char);
+    nvrtcGetPTXSize(nvrtcProgram, *mut usize);
+    nvrtcGetPTX(nvrtcProgram, *mut c_char);
+    nvrtcDestroyProgram(*mut nvrtcProgram);
+}
+
+/// The library, found once by the names that its versions have.
+fn functions() -> Result<&'static Functions, String> {
+    static FOUND: OnceLock<Result<Functions, String>> = OnceLock::new();
+    let find = || {
+        for name in names(std::env::var_os("CUDA_PATH").map(PathBuf::from)) {
+            // What it loads by itself lies next to it.
+            #[cfg(windows)]
+            if let Some(folder) = name.parent().filter(|_| name.is_file()) {
+                let _ = ::sys::windows::find_libraries_in(folder);
+            }
+            // SAFETY: NVIDIA's libraries do nothing but set themselves up when they are loaded.
+            let Ok(library) = (unsafe { Library::new(&name) }) else { continue };
+            // SAFETY: the library has NVRTC's name, and is leaked.
+            return unsafe { Functions::of(Box::leak(Box::new(library))) }
+                .map_err(|e| format!("failed to load {}: {e}", name.display()));
+        }
+        Err("NVIDIA's run-time compiler (NVRTC) is not installed".into())
+    };
+    FOUND.get_or_init(find).as_ref().map_err(String::clone)
+}
+
+/// Names of the library, the newest version first: on Windows in the toolkit's folder, and where the system looks.
+fn names(toolkit: Option<PathBuf>) -> Vec<PathBuf> {
+    if !cfg!(windows) {
+        let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+        return ["", ".13", ".12"].map(|version| format!("{prefix}nvrtc{suffix}{version}").into()).into();
+    }
+    let folders = toolkit.iter().flat_map(|folder| [folder.join("bin").join("x64"), folder.join("bin")]);
+    let folders: Vec<PathBuf> = folders.chain([PathBuf::new()]).collect();
+    let versions = ["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"];
+    folders.iter().flat_map(|folder| versions.map(|name| folder.join(name))).collect()
+}
+
 /// Major and minor version, or why there is none.
 pub fn version() -> Result<(i32, i32), String> {
-    // SAFETY: looks for the library by name; the call writes two numbers.
-    unsafe {
-        if !sys::is_culib_present() {
-            return Err("NVIDIA's run-time compiler (libnvrtc) is not installed".into());
-        }
-        let (mut major, mut minor) = (0, 0);
-        match sys::nvrtcVersion(&mut major, &mut minor) {
-            sys::nvrtcResult::NVRTC_SUCCESS if major >= 12 => Ok((major, minor)),
-            sys::nvrtcResult::NVRTC_SUCCESS => Err(format!("libnvrtc is version {major}.{minor}, 12.0 is needed")),
-            code => Err(format!("nvrtcVersion: {code:?}")),
-        }
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the call writes two numbers.
+    match unsafe { (functions()?.nvrtcVersion)(&mut major, &mut minor) } {
+        nvrtcResult::NVRTC_SUCCESS if major >= 12 => Ok((major, minor)),
+        nvrtcResult::NVRTC_SUCCESS => Err(format!("NVRTC is version {major}.{minor}, 12.0 is needed")),
+        code => Err(format!("nvrtcVersion: {code:?}")),
     }
 }
 
@@ -38,12 +107,12 @@ impl Target {
         if arch < 80 {
             return Err(format!("the device has compute capability {}.{}, 8.0 is needed", arch / 10, arch % 10));
         }
-        let mut n = 0;
+        let (nvrtc, mut n) = (functions()?, 0);
         // SAFETY: the first call writes a number, the second as many.
         let known = unsafe {
-            checked(sys::nvrtcGetNumSupportedArchs(&mut n))?;
+            checked((nvrtc.nvrtcGetNumSupportedArchs)(&mut n))?;
             let mut known = vec![0; n.max(0) as usize];
-            checked(sys::nvrtcGetSupportedArchs(known.as_mut_ptr()))?;
+            checked((nvrtc.nvrtcGetSupportedArchs)(known.as_mut_ptr()))?;
             known
         };
         if known.contains(&(arch as i32)) {
@@ -52,7 +121,7 @@ impl Target {
         let older = known.into_iter().filter(|&known| (80..arch as i32).contains(&known)).max();
         older
             .map(|older| Target { arch: older as u32, is_cubin: false })
-            .ok_or_else(|| format!("libnvrtc cannot compile for compute capability {}.{}", arch / 10, arch % 10))
+            .ok_or_else(|| format!("NVRTC cannot compile for compute capability {}.{}", arch / 10, arch % 10))
     }
 
     /// A cubin of this architecture, which the compiler knows.
@@ -63,7 +132,7 @@ impl Target {
         let target = Target::new(arch)?;
         match target.is_cubin {
             true => Ok(target),
-            false => Err(format!("libnvrtc cannot compile for compute capability {}.{}", arch / 10, arch % 10)),
+            false => Err(format!("NVRTC cannot compile for compute capability {}.{}", arch / 10, arch % 10)),
         }
     }
 
@@ -96,8 +165,8 @@ pub fn target(arch: u32, is_ahead: bool) -> Result<Target, String> {
     }
 }
 
-fn checked(code: sys::nvrtcResult) -> Result<(), String> {
-    if code == sys::nvrtcResult::NVRTC_SUCCESS { Ok(()) } else { Err(format!("{code:?}")) }
+fn checked(code: nvrtcResult) -> Result<(), String> {
+    if code == nvrtcResult::NVRTC_SUCCESS { Ok(()) } else { Err(format!("{code:?}")) }
 }
 
 /// A compiled module and what the assembler said of it: registers, stack and spills of every kernel.
@@ -207,10 +276,10 @@ fn run(key: &Key, texts: &Texts, options: &[String], is_cubin: bool) -> Result<C
     let options = strings(&options.iter().map(String::as_str).collect::<Vec<_>>())?;
     let pointers = |all: &[CString]| all.iter().map(|text| text.as_ptr()).collect::<Vec<*const c_char>>();
     let (names, texts, options) = (pointers(&header_names), pointers(&header_texts), pointers(&options));
-    let mut program = std::ptr::null_mut();
+    let (nvrtc, mut program) = (functions()?, std::ptr::null_mut());
     // SAFETY: strings end with zeros and outlive the program; each buffer is as long as the compiler says.
     unsafe {
-        let made = sys::nvrtcCreateProgram(
+        let made = (nvrtc.nvrtcCreateProgram)(
             &mut program,
             source.as_ptr(),
             name.as_ptr(),
@@ -219,26 +288,26 @@ fn run(key: &Key, texts: &Texts, options: &[String], is_cubin: bool) -> Result<C
             names.as_ptr(),
         );
         checked(made)?;
-        let result = sys::nvrtcCompileProgram(program, options.len() as i32, options.as_ptr());
+        let result = (nvrtc.nvrtcCompileProgram)(program, options.len() as i32, options.as_ptr());
         let mut n = 0;
-        sys::nvrtcGetProgramLogSize(program, &mut n);
+        (nvrtc.nvrtcGetProgramLogSize)(program, &mut n);
         let mut log = vec![0u8; n.max(1)];
-        sys::nvrtcGetProgramLog(program, log.as_mut_ptr().cast());
+        (nvrtc.nvrtcGetProgramLog)(program, log.as_mut_ptr().cast());
         log[n.max(1) - 1] = 0;
         let log = CStr::from_ptr(log.as_ptr().cast()).to_string_lossy().into_owned();
         let compiled = checked(result).map_err(|e| format!("{e}: {}", log.trim())).and_then(|()| {
             let mut n = 0;
             checked(if is_cubin {
-                sys::nvrtcGetCUBINSize(program, &mut n)
+                (nvrtc.nvrtcGetCUBINSize)(program, &mut n)
             } else {
-                sys::nvrtcGetPTXSize(program, &mut n)
+                (nvrtc.nvrtcGetPTXSize)(program, &mut n)
             })?;
             let mut image = vec![0u8; n];
             let to = image.as_mut_ptr().cast();
-            checked(if is_cubin { sys::nvrtcGetCUBIN(program, to) } else { sys::nvrtcGetPTX(program, to) })?;
+            checked(if is_cubin { (nvrtc.nvrtcGetCUBIN)(program, to) } else { (nvrtc.nvrtcGetPTX)(program, to) })?;
             Ok(Compiled { image, log })
         });
-        sys::nvrtcDestroyProgram(&mut program);
+        (nvrtc.nvrtcDestroyProgram)(&mut program);
         compiled
     }
 }

@@ -27,10 +27,23 @@ pub fn is_plain(path: &str) -> bool {
 
 /// Returns whether a name is that of a thing in a folder, of characters that can be seen, and no flag of a command.
 pub fn is_part(name: &str) -> bool {
+    let is_another = cfg!(windows) && means_another(name);
     !["", ".", ".."].contains(&name)
         && !name.starts_with('-')
         && !name.contains(['/', '\\', ':'])
+        && !is_another
         && checkpoint::visible(name) == name
+}
+
+/// Returns whether Windows takes a name for another: a device's, whatever its ending, or one that loses its end.
+fn means_another(name: &str) -> bool {
+    let stem = name.split('.').next().unwrap_or_default().trim_end_matches(' ').to_uppercase();
+    let is_digit = |n: &str| matches!(n.chars().collect::<Vec<_>>()[..], ['0'..='9' | '¹' | '²' | '³']);
+    let is_numbered = |device| stem.strip_prefix(device).is_some_and(is_digit);
+    ["CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$", "CLOCK$"].contains(&stem.as_str())
+        || ["COM", "LPT"].into_iter().any(is_numbered)
+        || name.ends_with(['.', ' '])
+        || name.contains(['<', '>', '"', '|', '?', '*'])
 }
 
 /// Makes a folder inside another, part by part: others may write there, and their links lead elsewhere.
@@ -69,7 +82,9 @@ pub fn free(folder: &Path) -> Option<u64> {
         let stat = rustix::fs::statvfs(folder).ok()?;
         stat.f_bavail.checked_mul(stat.f_frsize)
     }
-    #[cfg(not(unix))]
+    #[cfg(windows)]
+    return sys::windows::free_on_disk(folder).ok();
+    #[cfg(not(any(unix, windows)))]
     {
         let _ = folder;
         None
@@ -213,8 +228,25 @@ fn link_to(_: &Path, relative: &Path, link: &Path) -> std::io::Result<()> {
     std::os::unix::fs::symlink(relative, link)
 }
 
-/// Links want a right that few have there; a second name of the file wants none.
+/// Links want a right that few have there; a second name of the file wants none. File systems without second names, such
+/// as exFAT, get a copy.
 #[cfg(not(unix))]
 fn link_to(blob: &Path, _: &Path, link: &Path) -> std::io::Result<()> {
-    fs::hard_link(blob, link)
+    fs::hard_link(blob, link).or_else(|_| fs::copy(blob, link).map(drop))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_windows_takes_for_others() {
+        for name in ["nul", "Con.gguf", "com1", "LPT9.tar.gz", "COM¹", "aux .json", "a.", "a ", "a*b", "CONIN$"] {
+            assert!(means_another(name), "{name}");
+            assert_eq!(is_part(name), !cfg!(windows), "{name}");
+        }
+        for name in ["model.gguf", "console", "com10", "COM", "null.json", ".nul", "a b.gguf", "lpt"] {
+            assert!(!means_another(name) && is_part(name), "{name}");
+        }
+    }
 }

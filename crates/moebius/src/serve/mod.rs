@@ -430,6 +430,16 @@ struct Signals {
     /// The terminal is gone; none where the server was started to outlive it.
     #[cfg(unix)]
     hang_up: Option<tokio::signal::unix::Signal>,
+    #[cfg(windows)]
+    interrupt: tokio::signal::windows::CtrlC,
+    #[cfg(windows)]
+    stop: tokio::signal::windows::CtrlBreak,
+    /// The console is gone.
+    #[cfg(windows)]
+    close: tokio::signal::windows::CtrlClose,
+    /// The machine goes down.
+    #[cfg(windows)]
+    shutdown: tokio::signal::windows::CtrlShutdown,
 }
 
 impl Signals {
@@ -446,6 +456,14 @@ impl Signals {
                 true => None,
                 false => Some(signal(SignalKind::hangup())?),
             },
+            #[cfg(windows)]
+            interrupt: tokio::signal::windows::ctrl_c()?,
+            #[cfg(windows)]
+            stop: tokio::signal::windows::ctrl_break()?,
+            #[cfg(windows)]
+            close: tokio::signal::windows::ctrl_close()?,
+            #[cfg(windows)]
+            shutdown: tokio::signal::windows::ctrl_shutdown()?,
         })
     }
 
@@ -465,7 +483,16 @@ impl Signals {
                 _ = hang_up => Ok(()),
             }
         }
-        #[cfg(not(unix))]
+        #[cfg(windows)]
+        {
+            tokio::select! {
+                _ = self.interrupt.recv() => Ok(()),
+                _ = self.stop.recv() => Ok(()),
+                _ = self.close.recv() => Ok(()),
+                _ = self.shutdown.recv() => Ok(()),
+            }
+        }
+        #[cfg(not(any(unix, windows)))]
         tokio::signal::ctrl_c().await
     }
 }

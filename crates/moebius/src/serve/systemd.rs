@@ -1,8 +1,6 @@
 //! A server under systemd: a socket that it has opened, and word to it when the server is ready and when it stops.
 
-use std::net::TcpListener as Plain;
-
-use anyhow::{Context, Result};
+use anyhow::Result;
 use tokio::net::TcpListener;
 
 /// Returns the listening socket that was handed over (`LISTEN_FDS`), if one was.
@@ -11,7 +9,9 @@ use tokio::net::TcpListener;
 /// What was handed over is no listening TCP socket.
 #[cfg(unix)]
 pub fn socket() -> Result<Option<TcpListener>> {
-    let handed: Option<Plain> =
+    use anyhow::Context;
+
+    let handed: Option<std::net::TcpListener> =
         listenfd::ListenFd::from_env().take_tcp_listener(0).context("failed to take over the socket (LISTEN_FDS)")?;
     let Some(socket) = handed else { return Ok(None) };
     socket.set_nonblocking(true).context("failed to take over the socket")?;

@@ -73,15 +73,10 @@ fn a_gpu_is_taken_where_there_is_one_and_named() {
     assert_ne!(on_gpu.out, on_cpu.out, "the fake device computes nothing");
     // The CPU takes its place, says why, and answers as it does alone.
     for (libraries, settings, args, why) in [
-        (
-            driver,
-            &[][..],
-            &[][..],
-            "computing on the CPU: Fake A: NVIDIA's run-time compiler (libnvrtc) is not installed",
-        ),
+        (driver, &[][..], &[][..], "computing on the CPU: Fake A: NVIDIA's run-time compiler (NVRTC) is not installed"),
         (both, &[("FAKE_VERSION", "11040")], &[], "the NVIDIA driver speaks CUDA 11.4, 12.0 is needed: update it"),
         (both, &[("FAKE_ARCH", "75")], &[], "the device has compute capability 7.5, 8.0 is needed"),
-        (both, &[("FAKE_NVRTC", "11")], &[], "libnvrtc is version 11.0, 12.0 is needed"),
+        (both, &[("FAKE_NVRTC", "11")], &[], "NVRTC is version 11.0, 12.0 is needed"),
         (both, &[("FAKE_FREE", "4000000")], &[], "fit the model on Fake A: "),
         (both, &[("FAKE_ALLOC_FAILS", "2")], &[], "hold the key-value cache: "),
         (both, &[], &["--isa", "scalar"], "--isa only concerns the CPU (--backend cuda selects the GPU)"),
@@ -255,7 +250,7 @@ fn what_a_step_launches_is_printed_without_a_device() {
         (&["plan", "--backend", "cuda"][..], "the NVIDIA driver (libcuda) is not installed (--sm 90 needs no device)"),
         (&["plan", "--backend", "cuda", "--sm", "75"], "without a device, 80, 86, 89, 90, 100 and 120 are supported"),
         (&["plan", "--sm", "90"], "--sm and --cubins require --backend cuda"),
-        (&["plan", "--backend", "cuda", "--sm", "90", "--cubins", "/x"], "(libnvrtc) is not installed"),
+        (&["plan", "--backend", "cuda", "--sm", "90", "--cubins", "/x"], "(NVRTC) is not installed"),
     ] {
         let said = run(nowhere, &[], args);
         assert!(said.code == Some(1) && said.err.contains(why), "{args:?}: {}", said.err);
