@@ -259,7 +259,8 @@ fn gpus_take_features() {
     let metal = simulated(CacheType::F32, metal_sim::Options::default());
     let metal = metal.map(|metal| ("metal", Box::new(metal) as Box<dyn Backend>, 1e-5, &[usize::MAX, 7][..]));
     let cuda = gpu(CacheType::F32);
-    let cuda = cuda.map(|cuda| ("cuda", Box::new(cuda) as Box<dyn Backend>, 2e-2, &[usize::MAX, 7, 1][..]));
+    // Activations next to weights of bf16 are rounded to it: 2.5e-2 with Qwen3-VL-MoE.
+    let cuda = cuda.map(|cuda| ("cuda", Box::new(cuda) as Box<dyn Backend>, 4e-2, &[usize::MAX, 7, 1][..]));
     let rows: Vec<_> = metal.into_iter().chain(cuda).collect();
     // Simulated, all others take minutes.
     for model in models().into_iter().take(if wide() { usize::MAX } else { 2 }) {

@@ -53,6 +53,7 @@ impl Encoder<'_> {
     pub(super) fn attention(&mut self, node: &AttentionNode) -> Result<(), DriverError> {
         let (n_tokens, n_chunks) = (self.counts.tokens, self.counts.chunks);
         if node.sees_spans && self.given.ends != 0 {
+            self.widen(node, 0)?;
             return self.attention_rows(node, n_tokens, 0);
         }
         // Prompts: tiles of tokens of one chunk each. Single tokens next to them would leave theirs nearly empty.
