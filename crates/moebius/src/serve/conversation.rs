@@ -14,7 +14,7 @@ use super::app::{App, TOO_LONG};
 use super::body::whole_characters;
 use super::error::ApiError;
 use super::fields::{Kind, Object, Read};
-use super::images::Images;
+use super::images::{Images, no_such_part};
 use super::limits::{MAX_PARTS, MAX_TOOLS};
 use super::tools::{self, Dialects, Offer};
 
@@ -150,15 +150,6 @@ pub fn part_text(at: &str, part: &Object) -> Result<Option<String>, ApiError> {
         }
         _ => part.text("text").map(String::from),
     })
-}
-
-/// Refuses images and their kin.
-pub fn no_such_part(at: &str, kind: &str) -> ApiError {
-    let kind: String = kind.chars().take(40).collect();
-    ApiError::field(
-        format!("{at}.type"),
-        format!("is {kind:?}: this model reads text only, and the server opens no files or addresses"),
-    )
 }
 
 /// Calls of an earlier answer. Templates want the arguments as an object, clients send them as JSON in a string.

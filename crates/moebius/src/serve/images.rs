@@ -11,7 +11,6 @@ use engine::images::{Error, Pictures};
 use serde_json::{Value, json};
 
 use super::app::{self, App};
-use super::conversation::no_such_part;
 use super::error::ApiError;
 use super::fields::{Object, Read};
 
@@ -25,6 +24,15 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     &base64::alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
+
+/// Refuses images and their kin.
+pub fn no_such_part(at: &str, kind: &str) -> ApiError {
+    let kind: String = kind.chars().take(40).collect();
+    ApiError::field(
+        format!("{at}.type"),
+        format!("is {kind:?}: this model reads text only, and the server opens no files or addresses"),
+    )
+}
 
 /// The images of a request, in the order of their marks.
 #[derive(Clone, Default)]

@@ -21,7 +21,7 @@ use super::fields::{self, Field, Kind, Object, Read, field, unsupported};
 use super::fleet::Fleet;
 use super::form;
 use super::generate::{Collected, Finish, Generation, Job, Parsing, Step, Totals};
-use super::images::{Images, MAX_IMAGES};
+use super::images::{self, Images, MAX_IMAGES};
 use super::limits::{MAX_INPUTS, MAX_MESSAGES, MAX_TOOLS};
 use super::parts::{Call, Change, MessagePart, MessageParts};
 use super::prepare::{AnswerWish, Prepared, prepare};
@@ -230,7 +230,7 @@ fn limit(options: &Object, request: &mut Request) -> Result<(), ApiError> {
 fn openai_message(i: usize, message: &Value) -> Result<Value, ApiError> {
     let mut message = message.as_object().cloned().unwrap_or_default();
     if message.list("images").is_some_and(|images| !images.is_empty()) {
-        return Err(conversation::no_such_part(&format!("messages[{i}].images"), "image"));
+        return Err(images::no_such_part(&format!("messages[{i}].images"), "image"));
     }
     for (name, theirs) in [("name", "tool_name"), ("reasoning_content", "thinking")] {
         if let Some(value) = message.remove(theirs).filter(|value| !value.is_null()) {
