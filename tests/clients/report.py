@@ -4,7 +4,12 @@ import traceback
 
 
 def run_all(tests):
-    """Runs functions without arguments, and ends the program: with 1 when one has raised."""
+    """Runs functions without arguments, those that the command line names after an address, or all. Ends the program:
+    with 1 when one has raised."""
+    wanted = set(sys.argv[2:])
+    if unknown := wanted - {test.__name__ for test in tests}:
+        sys.exit(f"no such tests: {', '.join(sorted(unknown))}")
+    tests = [test for test in tests if test.__name__ in (wanted or {test.__name__})]
     failed = 0
     for test in tests:
         try:

@@ -12,10 +12,12 @@ use backend::{
 };
 use engine::folder;
 use engine::grammar::{Constraint, Error, Grammars, Lead, MAX_RULE_BYTES, Rule, Trial, from_gbnf};
+use engine::images::{Image, Processor};
 use engine::sampler::SamplerParams;
 use engine::scheduler::{Engine, EventKind, Events, Options, Request};
 use engine::template::{Chat, ChatTemplate, Message};
 use engine::tokenizer::{Encode, Tokenizer};
+use image::ImageFormat;
 use std::sync::atomic::AtomicBool;
 
 use crate::mutate::{self, BETWEEN};
@@ -51,13 +53,14 @@ const fn target(
     Target { name, run, time: Duration::from_secs(seconds), mib, catches: false, seeds }
 }
 
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     target("gguf", Some(gguf), 5, 512, gguf_seeds),
     target("folder", Some(model_folder), 5, 512, folder_seeds),
     target("tokenizer", Some(tokenizer), 8, 1024, tokenizer_seeds),
     target("template", Some(template), 10, 1200, template_seeds),
     Target { catches: true, ..target("grammar", Some(grammar), 40, 1500, Vec::new) },
     target("gbnf", Some(gbnf), 2, 128, gbnf_seeds),
+    target("image", Some(image_file), 12, 1400, image_seeds),
     target("body", None, 30, 1024, Vec::new),
     target("http", None, 30, 1024, Vec::new),
     target("canary", Some(canary), 1, 64, Vec::new),
@@ -314,6 +317,67 @@ fn is_crash(status: std::process::ExitStatus) -> bool {
     {
         !status.success()
     }
+}
+
+/// How a tiny model takes images.
+static PROCESSOR: LazyLock<Result<Processor, String>> = LazyLock::new(|| {
+    let folder = project("crates/conformance/tests/data/images/qwen3_vl_moe/hf");
+    let checkpoint = checkpoint::open(&folder).map_err(|e| e.to_string())?;
+    let plan = model::build(&checkpoint).map_err(|e| e.to_string())?;
+    let seen = model::vision::open(&checkpoint, &plan, None).map_err(|e| e.to_string())?;
+    let (_, vision) = seen.ok_or("it sees none")?;
+    Processor::open(&checkpoint, &vision, 256).map_err(|e| e.to_string())
+});
+
+/// Small images in every format and form of pixels, one turned by its EXIF, and the files of the tests.
+fn image_seeds() -> Vec<Vec<u8>> {
+    let pixels: Vec<u8> = (0..24 * 18 * 4).map(|i: u32| (i * i * 7 >> 4) as u8).collect();
+    let rgba = image::RgbaImage::from_raw(24, 18, pixels).map(image::DynamicImage::from).unwrap_or_default();
+    let forms = [rgba.to_rgb8().into(), rgba.to_rgba16().into(), rgba.to_luma8().into(), rgba];
+    let mut seeds = Vec::new();
+    for format in [ImageFormat::Png, ImageFormat::Jpeg, ImageFormat::WebP, ImageFormat::Gif] {
+        for form in &forms {
+            let mut file = std::io::Cursor::new(Vec::new());
+            if form.write_to(&mut file, format).is_ok() {
+                seeds.push(file.into_inner());
+            }
+        }
+    }
+    let exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0";
+    let turned = |file: &Vec<u8>| [&file[..2], &[0xff, 0xe1, 0, 2 + exif.len() as u8], exif, &file[2..]].concat();
+    seeds.extend(seeds.iter().find(|file| file.starts_with(&[0xff, 0xd8])).map(turned));
+    let files = files(&project("crates/conformance/tests/data/images/qwen3_vl_moe/images"), ".png");
+    seeds.extend(files.iter().filter_map(|path| std::fs::read(path).ok()));
+    seeds
+}
+
+/// A file as an image, and its pixels as a model takes them; of PNG with checksums that are right again, too.
+fn image_file(input: &[u8]) -> String {
+    let processor = PROCESSOR.as_ref().unwrap_or_else(|why| panic!("{why}"));
+    let seen = |file: &[u8]| match Image::decode(file) {
+        Ok(image) => {
+            assert_eq!(image.pixels.len(), image.width * image.height * 3);
+            match processor.rows(&image) {
+                Ok(rows) => format!("ok {}", rows.places.len().min(40)),
+                Err(error) => error.to_string(),
+            }
+        }
+        Err(error) => error.to_string(),
+    };
+    let mut whole = input.to_vec();
+    let mut at = 8;
+    while let Some(length) = whole.get(at..at + 4).filter(|_| input.starts_with(b"\x89PNG")) {
+        let length = length.iter().fold(0, |n, &byte| n << 8 | usize::from(byte));
+        let Some(data) = whole.get(at + 4..(at + 8).saturating_add(length)) else { break };
+        let crc = !data.iter().fold(!0u32, |crc, &byte| {
+            (0..8).fold(crc ^ u32::from(byte), |c, _| if c & 1 == 1 { c >> 1 ^ 0xedb8_8320 } else { c >> 1 })
+        });
+        at += 8 + length;
+        let Some(sum) = whole.get_mut(at..at + 4) else { break };
+        sum.copy_from_slice(&crc.to_be_bytes());
+        at += 4;
+    }
+    if whole == input { seen(input) } else { format!("{}; {}", seen(&whole), seen(input)) }
 }
 
 /// The embedded model's vocabulary.

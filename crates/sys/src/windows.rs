@@ -192,8 +192,8 @@ pub fn job_memory() -> Option<usize> {
     Some(limit.saturating_sub(counters.PagefileUsage))
 }
 
-/// Limits this process, for good: bytes that it commits, and its time in user mode. One that goes beyond either fails to
-/// allocate, or ends.
+/// Limits this process, for good: bytes that it commits, and its time in user mode. One that goes beyond either fails
+/// to allocate, or ends.
 ///
 /// # Errors
 /// The system refuses.

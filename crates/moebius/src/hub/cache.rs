@@ -228,8 +228,8 @@ fn link_to(_: &Path, relative: &Path, link: &Path) -> std::io::Result<()> {
     std::os::unix::fs::symlink(relative, link)
 }
 
-/// Links want a right that few have there; a second name of the file wants none. File systems without second names, such
-/// as exFAT, get a copy.
+/// Links want a right that few have there; a second name of the file wants none. File systems without second names,
+/// such as exFAT, get a copy.
 #[cfg(not(unix))]
 fn link_to(blob: &Path, _: &Path, link: &Path) -> std::io::Result<()> {
     fs::hard_link(blob, link).or_else(|_| fs::copy(blob, link).map(drop))
