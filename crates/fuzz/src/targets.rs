@@ -331,7 +331,7 @@ static PROCESSOR: LazyLock<Result<Processor, String>> = LazyLock::new(|| {
 
 /// Small images in every format and form of pixels, one turned by its EXIF, and the files of the tests.
 fn image_seeds() -> Vec<Vec<u8>> {
-    let pixels: Vec<u8> = (0..24 * 18 * 4).map(|i: u32| (i * i * 7 >> 4) as u8).collect();
+    let pixels: Vec<u8> = (0..24 * 18 * 4).map(|i: u32| ((i * i * 7) >> 4) as u8).collect();
     let rgba = image::RgbaImage::from_raw(24, 18, pixels).map(image::DynamicImage::from).unwrap_or_default();
     let forms = [rgba.to_rgb8().into(), rgba.to_rgba16().into(), rgba.to_luma8().into(), rgba];
     let mut seeds = Vec::new();
