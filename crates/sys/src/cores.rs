@@ -23,7 +23,7 @@ pub fn settle(worker: usize, threads: usize) {
     let _ = (worker, threads);
 }
 
-/// The group of a thread, where groups have these numbers of processors.
+/// The group of a thread, by the number of processors of each.
 #[cfg(any(windows, test))]
 fn group_of(worker: usize, threads: usize, processors: &[usize]) -> usize {
     let mut place = worker % threads.max(1) * processors.iter().sum::<usize>() / threads.max(1);

@@ -116,7 +116,7 @@ impl Unbuffered {
         let handle = unsafe { ReOpenFile(file.as_raw_handle(), FILE_GENERIC_READ, share, flags) };
         match handle {
             INVALID_HANDLE_VALUE => Err(Error::last_os_error()),
-            // SAFETY: a new handle, which no other code has.
+            // SAFETY: a new handle, which no other owner closes.
             _ => Ok(Unbuffered(unsafe { File::from_raw_handle(handle) })),
         }
     }
@@ -158,7 +158,7 @@ impl Unbuffered {
 fn event() -> Result<OwnedHandle> {
     // SAFETY: without attributes and name; it is reset by hand, as overlapped reads require, and new.
     let handle = unsafe { CreateEventW(null(), 1, 0, null()) };
-    // SAFETY: a new handle, which no other code has.
+    // SAFETY: a new handle, which no other owner closes.
     if handle.is_null() { Err(Error::last_os_error()) } else { Ok(unsafe { OwnedHandle::from_raw_handle(handle) }) }
 }
 
@@ -257,7 +257,7 @@ impl Thread {
         let rights = THREAD_QUERY_LIMITED_INFORMATION | THREAD_SET_INFORMATION;
         // SAFETY: takes numbers; the thread is alive, as it calls.
         let handle = unsafe { OpenThread(rights, 0, GetCurrentThreadId()) };
-        // SAFETY: a new handle, which no other code has.
+        // SAFETY: a new handle, which no other owner closes.
         if handle.is_null() {
             Err(Error::last_os_error())
         } else {
