@@ -1,4 +1,4 @@
-//! Types of the numbers in a key-value cache: floats, or blocks of 32 along a head as [`quant`] encodes them.
+//! Types of the numbers in a key-value cache: floats, or blocks of 32 along a head ([`encode_block`]).
 
 use std::fmt;
 use std::str::FromStr;
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_is_that_of_weights() {
+    fn rounding_stays_within_half_a_step() {
         let x: Vec<f32> = (0..64).map(|i| (i as f32 * 0.37).sin() * 3.0).collect();
         let mut rounded = x.clone();
         KvType::Q8_0.round(&mut rounded);

@@ -75,8 +75,8 @@ pub fn apply(numa: Numa) -> Result<usize, NumaError> {
     Ok(n_nodes)
 }
 
-/// Keeps the calling thread, the worker of this number of a pool, on its node, where pools are divided among nodes, or in
-/// its group of processors, where the system has several.
+/// Keeps the calling thread, the worker of this number of a pool, on its node, where pools are divided among nodes, or
+/// in its group of processors, where the system has several.
 pub(super) fn settle(worker: usize, threads: usize) {
     if let Some(nodes) = DIVIDED.get() {
         // A thread that may run anywhere is slower, not wrong.

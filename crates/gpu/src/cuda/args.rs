@@ -63,7 +63,8 @@ args! {
     struct Center: 32 { x: Ptr, out: Ptr, rows: u64, d: u32, reserved: u32 }
     struct HeadNorm: 48 { x: Ptr, w: Ptr, gate: Ptr, n: u64, d: u32, eps: f32, n_w: u32, gate_first: u32 }
     struct RopeTable: 80 {
-        positions: Ptr, places: Ptr, axes: Ptr, inv_freq: Ptr, table: Ptr, zeroed: Ptr, rows: u32, half: u32, factor: f32, n_zeroed: u32,
+        positions: Ptr, places: Ptr, axes: Ptr, inv_freq: Ptr, table: Ptr, zeroed: Ptr, rows: u32, half: u32,
+        factor: f32, n_zeroed: u32,
         beta: f32, step: u32, offset: u32, reserved: u32,
     }
     struct Rope: 40 {

@@ -515,11 +515,11 @@ fn planes(decl: &CacheDecl, limits: Limits, types: CacheType) -> [usize; 2] {
 
 /// Bytes of the copies of a layer's keys and values in f16, one layer after the other, where they are kept in blocks.
 fn floats(plan: &Plan, limits: Limits, types: CacheType) -> [usize; 2] {
-    [types.k, types.v].map(|t| t.block().is_some()).into_iter().enumerate().fold([0; 2], |mut most, (i, is_blocks)| {
-        let of = plan.caches.iter().map(|decl| planes(decl, limits, CacheType::F16)[i]);
-        most[i] = if is_blocks { of.max().unwrap_or(0) } else { 0 };
-        most
-    })
+    let most = |i: usize, t: KvType| match t.block() {
+        Some(_) => plan.caches.iter().map(|decl| planes(decl, limits, CacheType::F16)[i]).max().unwrap_or(0),
+        None => 0,
+    };
+    [most(0, types.k), most(1, types.v)]
 }
 
 /// Bytes of a state of `n` numbers in all slots.

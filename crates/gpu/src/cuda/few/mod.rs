@@ -150,7 +150,7 @@ struct Strided {
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     pub room: Room,
-    /// The key-value cache is f16.
+    /// Attention reads f16: the cache itself, or what becomes of its blocks.
     pub is_f16: bool,
     /// None where devices have no bulk copies.
     pub device: Option<Device>,
