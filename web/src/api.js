@@ -49,7 +49,8 @@ async function ask(path, key, options = {}) {
 
 /** `{id, max_model_len, status, meta}` of each model. */
 export async function models(key) {
-  return (await (await ask("v1/models", key)).json()).data;
+  const { data } = await (await ask("v1/models", key)).json();
+  return data.filter((model) => !model.alias_of);
 }
 
 /** `{tokens, complete, routers: [{layer, n_expert, n_used, counts}]}` of a model since it was loaded; loads it. */

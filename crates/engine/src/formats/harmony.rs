@@ -23,6 +23,7 @@ pub(super) static CALLS: Calls = Calls {
     opens: &[],
     starts: &[],
     marks: &[START, CHANNEL, MESSAGE, CONSTRAIN, ENDS[0], ENDS[1], ENDS[2]],
+    tokens: &[],
     reader: |_, _| Box::new(Harmony::Header { first: true }),
     habits: Habits { one_call: true, thinking: true, ..history::PLAIN },
     notation: Notation {

@@ -18,6 +18,7 @@ pub(super) static CALLS: Calls = Calls {
     opens: &[OPEN],
     starts: &[],
     marks: &[CLOSE],
+    tokens: &[],
     reader: |_, _| Box::new(Hermes::new()),
     habits: history::PLAIN,
     notation: Notation {
@@ -151,9 +152,10 @@ pub(super) fn write_object(page: &mut Page<'_>, tool: &Tool, arguments: &str, be
     format!("{} {} {}", page.say(&head), page.arguments(tool), page.say(&format!("}}{end}")))
 }
 
-/// Name and arguments of a call; arguments may be an object or, as in the API, a JSON string.
+/// Name and arguments of a call; arguments may be an object or, as in the API, a JSON string. Command R7B says
+/// `tool_name` for `name`.
 pub(super) fn call(object: &Value) -> Option<(&str, String)> {
-    let name = object.get("name")?.as_str()?;
+    let name = object.get("name").or(object.get("tool_name"))?.as_str()?;
     let arguments = match object.get("arguments").or(object.get("parameters")) {
         None | Some(Value::Null) => "{}".to_owned(),
         Some(Value::String(text)) => serde_json::from_str::<Value>(text).ok().filter(Value::is_object)?.to_string(),

@@ -15,6 +15,7 @@ pub(super) static CALLS: Calls = Calls {
     opens: &[TAG],
     starts: &["{"],
     marks: &[],
+    tokens: &[],
     reader: |_, _| Box::new(Llama { call: JsonCall::new(), between: false }),
     habits: Habits { one_call: true, ..history::PLAIN },
     notation: Notation {

@@ -20,6 +20,7 @@ const fn calls(name: &'static str, notation: Notation) -> Calls {
         opens: &[OPEN],
         starts: &[],
         marks: &[CALL_ID, ARGS],
+        tokens: &[],
         reader: |_, _| Box::new(Mistral::Start),
         notation,
         habits: Habits { short_ids: true, ..history::PLAIN },

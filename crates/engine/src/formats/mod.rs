@@ -15,11 +15,14 @@ mod glm;
 mod harmony;
 mod hermes;
 mod history;
+mod invoke;
 mod json;
+mod list;
 mod llama;
 mod mistral;
 mod page;
 mod parser;
+mod python;
 mod tools;
 mod xml;
 
@@ -91,6 +94,7 @@ const THINK: Thought = Thought { open: "<think>", label: "", close: "</think>" }
 const THOUGHTS: &[(&str, Thought)] = &[
     ("<|channel>thought", Thought { open: "<|channel>", label: "thought", close: "<channel|>" }),
     ("[THINK]", Thought { open: "[THINK]", label: "", close: "[/THINK]" }),
+    ("<|START_THINKING|>", Thought { open: "<|START_THINKING|>", label: "", close: "<|END_THINKING|>" }),
     ("<seed:think>", Thought { open: "<seed:think>", label: "", close: "</seed:think>" }),
     (THINK.close, THINK),
 ];
@@ -104,6 +108,8 @@ struct Calls {
     starts: &'static [&'static str],
     /// All texts that the reader searches for.
     marks: &'static [&'static str],
+    /// Special tokens that are parts of marks.
+    tokens: &'static [&'static str],
     /// Makes the reader of what follows one of `opens`, its argument; without `opens` and `starts`, the reader of whole
     /// answers.
     reader: fn(&str, &[Tool]) -> Box<dyn Reader>,
@@ -141,10 +147,21 @@ const CALLS: &[(&[&str], &Calls)] = &[
     (&["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"], &mistral::WITH_ID),
     (&["[TOOL_CALLS]", "[ARGS]"], &mistral::NAMED),
     (&["[TOOL_CALLS]"], &mistral::LIST),
+    (&["｜DSML｜"], &invoke::DSML),
+    (&["<minimax:tool_call>"], &invoke::MINIMAX),
+    (&["<seed:tool_call>"], &xml::SEED),
+    (&["<|tool_call_start|>"], &list::LFM),
+    (&["<|START_ACTION|>"], &list::COMMAND),
+    (&["<TOOLCALL>"], &list::NEMOTRON),
+    (&["<tool_calls>", "</tool_calls>"], &list::HUNYUAN),
+    (&["<|tool_call|>", "<|/tool_call|>"], &list::PHI),
+    (&["<|tool_call|>"], &list::GRANITE),
+    (&["<function_calls>"], &list::OLMO),
     (&["<arg_key>"], &glm::CALLS),
     (&["<function="], &xml::CALLS),
     (&["<tool_call>"], &hermes::CALLS),
     (&["<|python_tag|>"], &llama::CALLS),
+    (&["<|python_start|>"], &list::LLAMA4),
 ];
 
 impl Format {
@@ -195,6 +212,6 @@ impl Format {
     /// All texts with a meaning in the format.
     fn marks(&self) -> impl Iterator<Item = &'static str> {
         let thought = self.thought.into_iter().flat_map(|t| [t.open, t.close]);
-        thought.chain(self.calls.into_iter().flat_map(|c| c.opens.iter().chain(c.marks).copied()))
+        thought.chain(self.calls.into_iter().flat_map(|c| c.opens.iter().chain(c.marks).chain(c.tokens).copied()))
     }
 }

@@ -16,44 +16,109 @@ const CHAT: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n\
 
 /// Templates of our own: the format, whether an answer may have several calls, and the calls in the family's notation.
 const OWN: &[(&str, bool, &str)] = &[
-    ("hermes", true, "EACH<tool_call>\n{\"name\": \"{{ f.name }}\", \"arguments\": ARGUMENTS}\n</tool_call>\nEND"),
+    ("hermes", true, "EACH<tool_call>\n{\"name\": \"{{ f.name }}\", \"arguments\": ARGUMENTS}\n</tool_call>\nNEXT"),
     (
         "hermes+think",
         true,
-        "<think>\n\n</think>EACH<tool_call>{\"name\": \"{{ f.name }}\", \"arguments\": ARGUMENTS}</tool_call>END",
+        "<think>\n\n</think>EACH<tool_call>{\"name\": \"{{ f.name }}\", \"arguments\": ARGUMENTS}</tool_call>NEXT",
     ),
     (
         "qwen-xml",
         true,
         "EACH<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}<parameter={{ k }}>\n\
          {% if v is string %}{{ v }}{% else %}{{ v | tojson }}{% endif %}\n</parameter>\n{% endfor %}\
-         </function>\n</tool_call>END",
+         </function>\n</tool_call>NEXT",
     ),
     (
         "glm",
         true,
         "EACH<tool_call>{{ f.name }}\n{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\n<arg_value>\
-         {% if v is string %}{{ v }}{% else %}{{ v | tojson }}{% endif %}</arg_value>\n{% endfor %}</tool_call>END",
+         {% if v is string %}{{ v }}{% else %}{{ v | tojson }}{% endif %}</arg_value>\n{% endfor %}</tool_call>NEXT",
     ),
-    ("llama", false, "{# <|python_tag|> #}EACH{\"name\": \"{{ f.name }}\", \"parameters\": ARGUMENTS}END"),
-    ("mistral-id", true, "EACH[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ c.id }}[ARGS]ARGUMENTSEND"),
-    ("mistral-args", true, "EACH[TOOL_CALLS]{{ f.name }}[ARGS]ARGUMENTSEND"),
+    ("llama", false, "{# <|python_tag|> #}EACH{\"name\": \"{{ f.name }}\", \"parameters\": ARGUMENTS}NEXT"),
+    ("mistral-id", true, "EACH[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ c.id }}[ARGS]ARGUMENTSNEXT"),
+    ("mistral-args", true, "EACH[TOOL_CALLS]{{ f.name }}[ARGS]ARGUMENTSNEXT"),
     (
         "mistral",
         true,
         "[TOOL_CALLS][EACH{\"name\": \"{{ f.name }}\", \"arguments\": ARGUMENTS, \"id\": \"{{ c.id }}\"}\
-         {% if not loop.last %}, {% endif %}END]",
+         {% if not loop.last %}, {% endif %}NEXT]",
     ),
     (
         "deepseek-v3.1",
         true,
-        "<｜tool▁calls▁begin｜>EACH<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜>END<｜tool▁calls▁end｜>",
+        "<｜tool▁calls▁begin｜>EACH<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜>NEXT<｜tool▁calls▁end｜>",
     ),
+    (
+        "minimax+think",
+        true,
+        "<think>\n</think>\n<minimax:tool_call>\nEACH<invoke name=\"{{ f.name }}\">\n{% for k, v in f.arguments.items() %}\
+         <parameter name=\"{{ k }}\">{{ v if v is string else v | tojson }}</parameter>\n{% endfor %}</invoke>\nNEXT\
+         </minimax:tool_call>",
+    ),
+    (
+        "dsml+think",
+        true,
+        "<think>\n</think>\n\n<｜DSML｜function_calls>EACH\n<｜DSML｜invoke name=\"{{ f.name }}\">\n{% for k, v in f.arguments.items() %}\
+         {{ '' if loop.first else '\n' }}<｜DSML｜parameter name=\"{{ k }}\" string=\"{{ 'true' if v is string else 'false' }}\">\
+         {{ v if v is string else v | tojson }}</｜DSML｜parameter>{% endfor %}\n</｜DSML｜invoke>NEXT\n\
+         </｜DSML｜function_calls>",
+    ),
+    (
+        "seed",
+        true,
+        "EACH\n<seed:tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}<parameter={{ k }}>\
+         {{ v if v is string else v | string }}</parameter>\n{% endfor %}</function>\n</seed:tool_call>NEXT",
+    ),
+    (
+        "lfm",
+        true,
+        "<|tool_call_start|>[EACH{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}={% if v is string %}'{{ v }}'\
+         {% elif v is mapping %}{{ v | tojson }}{% else %}{{ v | string }}{% endif %}{{ '' if loop.last else ', ' }}\
+         {% endfor %}){{ '' if loop.last else ', ' }}NEXT]<|tool_call_end|>",
+    ),
+    (
+        "lfm",
+        true,
+        "<|tool_call_start|>[EACH{\"name\": \"{{ f.name }}\", \"arguments\": ARGUMENTS, \"id\": \"{{ c.id }}\"}\
+         {{ '' if loop.last else ', ' }}NEXT]<|tool_call_end|>",
+    ),
+    (
+        "olmo",
+        true,
+        "<function_calls>EACH\n{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}={{ v | tojson }}\
+         {{ '' if loop.last else ', ' }}{% endfor %})NEXT\n</function_calls>",
+    ),
+    (
+        "nemotron",
+        true,
+        "<TOOLCALL>[EACH{\"name\": \"{{ f.name }}\", \"arguments\": ARGUMENTS}{{ '' if loop.last else ', ' }}NEXT]</TOOLCALL>",
+    ),
+    (
+        "hunyuan",
+        true,
+        "<tool_calls>[EACH{\"name\": \"{{ f.name }}\", \"arguments\": ARGUMENTS}{{ '' if loop.last else ', ' }}NEXT]\
+         </tool_calls>",
+    ),
+    ("phi", true, "EACH<|tool_call|>{\"name\": \"{{ f.name }}\", \"arguments\": ARGUMENTS}<|/tool_call|>NEXT"),
+    (
+        "granite",
+        true,
+        "<|tool_call|>[EACH{\"name\": \"{{ f.name }}\", \"arguments\": ARGUMENTS}{{ '' if loop.last else ', ' }}NEXT]",
+    ),
+    (
+        "command+think",
+        true,
+        "<|START_THINKING|>{{ m.reasoning_content }}<|END_THINKING|><|START_ACTION|>[\n    EACH\
+         {\"tool_call_id\": \"{{ loop.index0 }}\", \"tool_name\": \"{{ f.name }}\", \"parameters\": ARGUMENTS}\
+         {{ '' if loop.last else ',' }}\n    NEXT]<|END_ACTION|>",
+    ),
+    ("llama4", false, "<|python_start|>EACH{\"name\": \"{{ f.name }}\", \"parameters\": ARGUMENTS}NEXT<|python_end|>"),
     (
         "kimi",
         true,
         "<|tool_calls_section_begin|>EACH<|tool_call_begin|>functions.{{ f.name }}:{{ loop.index0 }}\
-         <|tool_call_argument_begin|>ARGUMENTS<|tool_call_end|>END<|tool_calls_section_end|>",
+         <|tool_call_argument_begin|>ARGUMENTS<|tool_call_end|>NEXT<|tool_calls_section_end|>",
     ),
 ];
 
@@ -63,7 +128,7 @@ fn templates() -> Vec<(String, String, &'static str, bool)> {
         let arguments =
             "{% if f.arguments is string %}{{ f.arguments }}{% else %}{{ f.arguments | tojson }}{% endif %}";
         let calls = calls.replace("EACH", "{% for c in m.tool_calls %}{% set f = c.function %}");
-        let calls = calls.replace("ARGUMENTS", arguments).replace("END", "{% endfor %}");
+        let calls = calls.replace("ARGUMENTS", arguments).replace("NEXT", "{% endfor %}");
         (format!("our {format}"), CHAT.replace("CALLS", &calls), format, parallel)
     });
     let folder = crate::fixtures::more("../shared/fixtures/templates");

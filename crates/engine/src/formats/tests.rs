@@ -68,6 +68,16 @@ const MISTRAL: &str = "[TOOL_CALLS] [THINK]";
 const LLAMA: &str = "<|python_tag|>";
 const GEMMA: &str = "<|tool_call>call: <|channel>thought";
 const HARMONY: &str = "<|channel|>analysis";
+const MINIMAX: &str = "<minimax:tool_call> <think></think>";
+const DSML: &str = "｜DSML｜ </think>";
+const SEED: &str = "<seed:tool_call> <seed:think>";
+const LFM: &str = "<|tool_call_start|>";
+const OLMO: &str = "<function_calls>";
+const NEMOTRON: &str = "<TOOLCALL>";
+const GRANITE: &str = "<|tool_call|>";
+const PHI: &str = "<|tool_call|> <|/tool_call|>";
+const COMMAND: &str = "<|START_ACTION|> <|START_THINKING|>";
+const LLAMA4: &str = "<|python_start|>";
 
 const CASES: &[Case] = &[
     Case(HERMES, false, "plain <b>text</b>\n", r#"C"plain <b>text</b>\n""#, None),
@@ -235,6 +245,102 @@ const CASES: &[Case] = &[
         r#"0:f()! C"nox""#,
         Some(r#"C"nox""#),
     ),
+    Case(
+        MINIMAX,
+        true,
+        "hm</think>\n\nI look.\n<minimax:tool_call>\n<invoke name=\"weather\">\n<parameter name=\"city\">New\n\"York\"</parameter>\n\
+         <parameter name=\"days\">3</parameter>\n</invoke>\n<invoke name=\"f\">\n</invoke>\n</minimax:tool_call>\nDone.",
+        r#"R"hm" C"I look." 0:weather({"city": "New\n\"York\"", "days": 3}) 1:f({}) C"Done.""#,
+        None,
+    ),
+    Case(MINIMAX, false, "<minimax:tool_call>\n<invoke name=\"f\">\n</invoke>", "0:f({})", None),
+    Case(MINIMAX, false, "<minimax:tool_call>no</minimax:tool_call>", r#"C"no""#, None),
+    Case(MINIMAX, false, "<minimax:tool_call><invoke name=\"f\"><parameter name=\"a\">1", "0:f({)!", None),
+    Case(
+        DSML,
+        true,
+        "hm</think>\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"weather\">\n<｜DSML｜parameter name=\"city\" \
+         string=\"true\">7</｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">3</｜DSML｜parameter>\n\
+         </｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        r#"R"hm" 0:weather({"city": "7", "days": 3})"#,
+        None,
+    ),
+    Case(
+        DSML,
+        false,
+        "<｜DSML｜function_calls><｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"a\">1",
+        r#"0:f({)! C"<｜DSML｜parameter name=\"a\">1""#,
+        Some(r#"C"<｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"a\">1""#),
+    ),
+    Case(
+        SEED,
+        false,
+        "<seed:think>hm</seed:think>\n<seed:tool_call>\n<function=weather>\n<parameter=city>Rome</parameter>\n\
+         <parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+        r#"R"hm" 0:weather({"city": "Rome", "days": 3})"#,
+        None,
+    ),
+    Case(
+        LFM,
+        false,
+        "I look.<|tool_call_start|>[weather(city='It\\'s \"x\"\ny', days=2, wide=True, where={'a': [1, None], \"b\": {}}), \
+         f()]<|tool_call_end|>Done.",
+        r#"C"I look." 0:weather({"city": "It's \"x\"\ny", "days": 2, "wide": true, "where": {"a": [1, null], "b": {}}}) 1:f({}) C"Done.""#,
+        None,
+    ),
+    Case(
+        LFM,
+        false,
+        "<|tool_call_start|>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"f\", \"arguments\": {}}]<|tool_call_end|>",
+        r#"0:f({"a": 1}) 1:f({})"#,
+        None,
+    ),
+    Case(
+        LFM,
+        false,
+        "<|tool_call_start|>[f(a=\"\\ud83d\\ude00\\x41\\u00fc\\q\", b=(1, -2.5e3,), c=[],)]<|tool_call_end|>",
+        r#"0:f({"a": "😀Aü\\q", "b": [1, -2.5e3], "c": []})"#,
+        None,
+    ),
+    Case(LFM, false, "<|tool_call_start|>[f(a=1, b=", r#"0:f({"a": 1)!"#, None),
+    Case(LFM, false, "<|tool_call_start|>[f(a=1), g(", r#"0:f({"a": 1}) 1:g({)!"#, None),
+    Case(LFM, false, "<|tool_call_start|>[1, 2]<|tool_call_end|>", r#"C"[1, 2]""#, None),
+    Case(LFM, false, "<|tool_call_start|>[f(a=x)]<|tool_call_end|>", r#"0:f({)! C"a=x)]""#, Some(r#"C"[f(a=x)]""#)),
+    Case(
+        OLMO,
+        false,
+        "<function_calls>\nweather(city=\"Rome\", days=2)\nf()\n</function_calls>",
+        r#"0:weather({"city": "Rome", "days": 2}) 1:f({})"#,
+        None,
+    ),
+    Case(
+        NEMOTRON,
+        false,
+        "<TOOLCALL>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"f\", \"arguments\": {}}]</TOOLCALL> Done.",
+        r#"0:f({"a": 1}) 1:f({}) C"Done.""#,
+        None,
+    ),
+    Case(NEMOTRON, false, "<TOOLCALL>[{\"name\": \"f\", \"arguments\": {}}, ", "0:f({})", None),
+    Case(GRANITE, false, "<|tool_call|>[{\"name\": \"f\", \"arguments\": {}}]", "0:f({})", None),
+    Case(
+        PHI,
+        false,
+        "<|tool_call|>{\"name\": \"f\", \"arguments\": {}}<|/tool_call|><|tool_call|>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}]\
+         <|/tool_call|>",
+        r#"0:f({}) 1:f({"a": 1})"#,
+        None,
+    ),
+    Case(
+        COMMAND,
+        false,
+        "<|START_THINKING|>hm<|END_THINKING|><|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"f\", \
+         \"parameters\": {\"a\": 1}}\n]<|END_ACTION|>",
+        r#"R"hm" 0:f({"a":1})"#,
+        None,
+    ),
+    Case(LLAMA4, false, "{\"name\": \"f\", \"parameters\": {\"a\": 1}}", r#"0:f({"a": 1})"#, None),
+    Case(LLAMA4, false, "<|python_start|>[f(a=1), f()]<|python_end|>", r#"0:f({"a": 1}) 1:f({})"#, None),
+    Case(LLAMA4, false, "{\"answer\": 42}", r#"C"{\"answer\": 42}""#, None),
 ];
 
 #[test]

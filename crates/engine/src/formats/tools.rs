@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::parser::Sink;
+use super::python;
 
 /// A tool that a model may call.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,10 +42,25 @@ impl Arguments {
 
     /// One argument.
     pub fn text(&mut self, key: &str, text: &str, sink: &mut Sink) {
-        let comma = if self.n > 0 { ", " } else { "" };
         let value = typed(text, self.properties.get(key));
+        self.json(key, &value, sink);
+    }
+
+    /// One argument that is a string, whatever the schema says.
+    pub fn string(&mut self, key: &str, text: &str, sink: &mut Sink) {
+        self.json(key, &Value::from(text).to_string(), sink);
+    }
+
+    /// One argument that is JSON already.
+    pub fn json(&mut self, key: &str, value: &str, sink: &mut Sink) {
+        let comma = if self.n > 0 { ", " } else { "" };
         sink.arguments(&format!("{comma}{}: {value}", Value::from(key)));
         self.n += 1;
+    }
+
+    /// Returns whether no argument has come yet.
+    pub fn is_first(&self) -> bool {
+        self.n == 0
     }
 
     /// The call is complete.
@@ -63,7 +79,10 @@ fn typed(text: &str, schema: Option<&Value>) -> String {
         "None" => "null",
         other => other,
     };
-    let json = serde_json::from_str::<Value>(python).ok();
+    let read = |text: &str| serde_json::from_str::<Value>(text).ok();
+    // Some templates write lists and dictionaries as Python prints them.
+    let collection = read(python).is_none().then(|| python::collection(python)).flatten();
+    let said = collection.as_deref().unwrap_or(python);
     let mut types = Vec::new();
     schema.into_iter().for_each(|schema| gather_types(schema, 0, &mut types));
     let fits = |value: &Value| match value {
@@ -75,8 +94,8 @@ fn typed(text: &str, schema: Option<&Value>) -> String {
         Value::Number(_) => types.contains(&"number") || types.contains(&"integer"),
         value => types.contains(&type_of(value)),
     };
-    match json.filter(fits) {
-        Some(_) => python.to_owned(),
+    match read(said).filter(fits) {
+        Some(_) => said.to_owned(),
         None => Value::from(text).to_string(),
     }
 }

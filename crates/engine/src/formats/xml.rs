@@ -1,5 +1,5 @@
-//! Calls of Qwen3-Coder and Qwen 3.5 and later: `<function=name>`, `<parameter=key>` lines, each with its end, in
-//! `<tool_call>`.
+//! Calls of Qwen3-Coder, Qwen 3.5 and later, Step, MiMo and Nemotron 3: `<function=name>`, `<parameter=key>` lines, each
+//! with its end, in `<tool_call>`. Seed-OSS: in `<seed:tool_call>`, and values without lines of their own.
 //!
 //! A value is a raw string between its lines, or JSON, depending on the tool's schema. Models sometimes omit the outer
 //! marks.
@@ -16,10 +16,11 @@ pub(super) static CALLS: Calls = Calls {
     opens: &[hermes::OPEN, FUNCTION],
     starts: &[],
     marks: &[hermes::CLOSE],
+    tokens: &[],
     reader: |mark, tools| {
         Box::new(Xml {
             tools: tools.to_vec(),
-            wrapped: mark == hermes::OPEN,
+            close: Some(hermes::CLOSE).filter(|_| mark == hermes::OPEN),
             named: mark == FUNCTION,
             stage: Stage::Name,
         })
@@ -41,6 +42,39 @@ pub(super) static CALLS: Calls = Calls {
     },
 };
 
+pub(super) static SEED: Calls = Calls {
+    name: "seed",
+    opens: &[SEED_OPEN, FUNCTION],
+    starts: &[],
+    marks: &[SEED_CLOSE],
+    tokens: &[],
+    reader: |mark, tools| {
+        Box::new(Xml {
+            tools: tools.to_vec(),
+            close: Some(SEED_CLOSE).filter(|_| mark == SEED_OPEN),
+            named: mark == FUNCTION,
+            stage: Stage::Name,
+        })
+    },
+    habits: history::PLAIN,
+    notation: Notation {
+        open: SEED_OPEN,
+        head: "",
+        call: |page, tool| {
+            let arguments = page.one_by_one(tool, |page, name, schema| {
+                let (key, value) = (page.say(PARAMETER), page.say(">"));
+                format!("{key} {name} {value} {}", page.bare(schema, "</parameter>\n"))
+            });
+            let head = page.say(&format!("\n{FUNCTION}{}>\n", tool.name));
+            format!("{head} {arguments} {}", page.say("</function>\n</seed:tool_call>"))
+        },
+        next: Some("\n<seed:tool_call>"),
+        close: "",
+    },
+};
+
+const SEED_OPEN: &str = "<seed:tool_call>";
+const SEED_CLOSE: &str = "</seed:tool_call>";
 const FUNCTION: &str = "<function=";
 const FUNCTION_END: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
@@ -48,8 +82,8 @@ const PARAMETER_END: &str = "</parameter>";
 
 struct Xml {
     tools: Vec<Tool>,
-    /// The call is inside `<tool_call>`.
-    wrapped: bool,
+    /// Where the call is inside a pair of marks, the second one.
+    close: Option<&'static str>,
     /// `<function=` is consumed already.
     named: bool,
     stage: Stage,
@@ -82,8 +116,8 @@ impl Reader for Xml {
                 }
                 Err(halt) => Err(halt),
             },
-            Stage::Close if !self.wrapped => return Turn::Done(0),
-            Stage::Close => match c.blanks().expect(hermes::CLOSE) {
+            Stage::Close => match c.blanks().expect(self.close.unwrap_or_default()) {
+                Ok(_) if self.close.is_none() => return Turn::Done(0),
                 Err(Halt::More) if !last => Err(Halt::More),
                 Err(Halt::More) => return Turn::Done(text.len()),
                 Err(Halt::Not) => return Turn::Done(0),

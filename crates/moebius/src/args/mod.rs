@@ -452,8 +452,8 @@ pub struct ServeArgs {
     /// Port; 0 picks a free one
     #[arg(long, value_name = "N", default_value_t = 8080)]
     pub port: u16,
-    /// File with the accepted API keys, one per line, each with a name for the log after # if it has one; read again
-    /// when it changes [default: no key is required]
+    /// File with the accepted API keys, one per line: KEY [parallel=N] [requests-per-minute=N] [tokens-per-minute=N]
+    /// [# name for the log]; read again when it changes [default: no key is required]
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
     #[command(flatten)]
@@ -488,6 +488,10 @@ pub struct ServeArgs {
     /// What becomes of a conversation that has grown beyond the context
     #[arg(long, value_enum, default_value_t)]
     pub on_full: OnFull,
+    /// Memory for stored responses: /v1/responses then goes on by previous_response_id. The least recently used are
+    /// dropped, all of them at the server's end [default: none is stored]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub store_responses: Option<usize>,
     /// Name of the model in answers, if one is served [default: the file's name]. NAME=MODEL gives a model a further name
     /// in requests, in which * stands for any text; may be given several times
     #[arg(long, value_name = "NAME[=MODEL]")]

@@ -152,6 +152,19 @@ pub fn whole_characters(json: &[u8]) -> Cow<'_, [u8]> {
     out
 }
 
+/// Returns what a value takes at most, as a parsed body counts it.
+pub fn cost(value: &Value) -> usize {
+    VALUE_BYTES
+        + match value {
+            Value::String(text) => text.len(),
+            Value::Array(list) => list.iter().map(cost).sum(),
+            Value::Object(fields) => {
+                OBJECT_BYTES + fields.iter().map(|(name, value)| name.len() + cost(value)).sum::<usize>()
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        }
+}
+
 /// A body as far as it is parsed.
 struct Build<'t> {
     tables: &'t [&'static [Field]],

@@ -12,6 +12,7 @@ use super::error::ApiError;
 use super::limits::{LARGE_BODY_BYTES, MAX_ANSWERS_BYTES, MAX_BODIES_BYTES};
 use super::metrics::Metrics;
 use super::room::Budget;
+use super::stored::Stored;
 use super::worker::lock;
 use crate::args::{OnFull, ServeArgs};
 
@@ -22,13 +23,19 @@ pub struct Conversations {
     pub most_thought: Option<usize>,
     /// Oldest turns are left out of conversations that do not fit the context.
     pub trims: bool,
+    /// Bytes for responses that are stored; none are where it is 0.
+    pub stored_bytes: usize,
 }
 
 impl Conversations {
     /// Of the flags of `moebius serve`.
     pub fn of(args: &ServeArgs) -> Conversations {
         let most_thought = args.think_budget.and_then(|n| usize::try_from(n).ok());
-        Conversations { most_thought, trims: args.on_full == OnFull::Trim }
+        Conversations {
+            most_thought,
+            trims: args.on_full == OnFull::Trim,
+            stored_bytes: args.store_responses.unwrap_or(0),
+        }
     }
 }
 
@@ -41,6 +48,8 @@ pub struct Common {
     pub answers: Budget,
     /// What requests leave open of conversations.
     pub conversations: Conversations,
+    /// Responses by whose ids conversations go on, where they are stored.
+    pub responses: Option<Arc<Stored>>,
     /// Where grammars are tried before they are compiled.
     pub trial: Option<Arc<dyn Trial>>,
     /// Large bodies are parsed beside the threads that serve connections.
@@ -60,6 +69,7 @@ impl Common {
     pub fn new(trial: Option<Arc<dyn Trial>>, conversations: Conversations) -> Common {
         Common {
             conversations,
+            responses: (conversations.stored_bytes > 0).then(|| Stored::new(conversations.stored_bytes)),
             metrics: Arc::default(),
             bodies: Budget::new(MAX_BODIES_BYTES),
             answers: Budget::new(MAX_ANSWERS_BYTES),

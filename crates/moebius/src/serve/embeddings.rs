@@ -12,6 +12,7 @@ use super::completions::tokens;
 use super::error::ApiError;
 use super::fields::{Field, Kind, Read, field, unsupported};
 use super::limits::MAX_INPUTS;
+use super::log;
 use super::room::Room;
 use super::routes::{Answer, Input};
 use super::worker::Update;
@@ -140,6 +141,7 @@ pub async fn rows(app: &App, prompts: Vec<Vec<u32>>, wanted: VectorWish, mut roo
             Update::Token { .. } | Update::Prompt { .. } => {}
         }
     }
+    log::who().charge(tokens);
     if rows.iter().any(Vec::is_empty) {
         return Err(ApiError::stopping());
     }

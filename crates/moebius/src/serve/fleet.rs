@@ -214,6 +214,18 @@ impl Fleet {
         lock(&self.entries).iter().map(|entry| entry.info.id.clone()).collect()
     }
 
+    /// Returns the further names that stand for one name each, with the models that they mean.
+    pub fn aliases(&self) -> Vec<(String, String)> {
+        let plain = self.aliases.iter().filter(|alias| !alias.name.contains('*'));
+        let meant: Vec<_> = plain.filter_map(|alias| Some((&alias.name, self.find(Some(&alias.name)).ok()?))).collect();
+        let entries = lock(&self.entries);
+        meant
+            .into_iter()
+            .map(|(name, i)| (name.clone(), entries[i].info.id.clone()))
+            .filter(|(name, id)| name != id)
+            .collect()
+    }
+
     /// 404 for a name that no model has.
     pub fn unknown(&self, name: &str) -> ApiError {
         let names = self.names();

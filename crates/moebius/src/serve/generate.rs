@@ -285,9 +285,10 @@ impl Drop for Generation {
             generated += choice.n_tokens;
             prompt += if i.is_multiple_of(self.n) { choice.n_prompt } else { 0 };
         }
+        self.who.charge(prompt + generated);
         let ms = log::ms(self.start.elapsed());
         let (cancelled, model, who) = (self.n_open, &self.model, &self.who);
-        let (client, key) = (who.client.map(tracing::field::display), who.key.as_deref());
+        let (client, key) = (who.client.map(tracing::field::display), who.key_name());
         tracing::info!(
             request = %self.request_id, model, prompt, cached, generated, preemptions, cancelled, client, key, ms, "finished"
         );

@@ -10,8 +10,8 @@ use axum::http::request::Parts;
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, Method, StatusCode, Version, header};
 
-use super::app::Keys;
 use super::error::ApiError;
+use super::keys::Keys;
 use super::limits::{MAX_HEAD_BYTES, MAX_METHOD_BYTES};
 
 /// One way into a server, and who may take it.

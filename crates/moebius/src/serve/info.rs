@@ -48,7 +48,14 @@ fn model_json(model: &ModelInfo, status: &Value) -> Value {
 }
 
 pub async fn models(fleet: Arc<Fleet>, _: Input) -> Answer {
-    let list = fleet.list(model_json);
+    let mut list = fleet.list(model_json);
+    // Clients offer for choice what is listed.
+    for (name, of) in fleet.aliases() {
+        if let Some(mut model) = list.iter().find(|model| model["id"] == of[..]).cloned() {
+            (model["id"], model["display_name"], model["alias_of"]) = (name.clone().into(), name.into(), of.into());
+            list.push(model);
+        }
+    }
     let (first, last) = (list.first().map(|model| model["id"].clone()), list.last().map(|model| model["id"].clone()));
     let list = json!({"object": "list", "data": list, "has_more": false, "first_id": first, "last_id": last});
     Ok(Json(list).into_response())

@@ -27,10 +27,11 @@ use crate::find;
 use crate::load::{self, Sequence};
 pub use crate::load::{Traced, Wanted};
 
-use super::app::{App, Keys};
+use super::app::App;
 use super::common::{Common, Conversations};
 use super::fleet::Fleet;
 use super::guard::{Door, Guard};
+use super::keys::Keys;
 use super::worker::lock;
 use super::{Places, Started, http, routes};
 

@@ -11,6 +11,8 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::args::{LogFormat, LogLevel, ServeArgs};
 
+use super::keys::Key;
+
 tokio::task_local! {
     /// Whose request a task answers.
     pub static WHO: Arc<Who>;
@@ -21,8 +23,21 @@ tokio::task_local! {
 pub struct Who {
     /// The address that the connection comes from: the client's, or a proxy's.
     pub client: Option<IpAddr>,
-    /// The name of its key.
-    pub key: Option<Arc<str>>,
+    pub key: Option<Arc<Key>>,
+}
+
+impl Who {
+    /// Returns the name of its key.
+    pub fn key_name(&self) -> Option<&str> {
+        self.key.as_deref().map(|key| key.name.as_str())
+    }
+
+    /// Counts tokens that were computed for it.
+    pub fn charge(&self, n_tokens: usize) {
+        if let Some(key) = &self.key {
+            key.charge(n_tokens);
+        }
+    }
 }
 
 /// Returns whose request this task answers; empty in other programs.

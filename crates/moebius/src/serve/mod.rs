@@ -23,6 +23,7 @@ mod guard;
 mod http;
 mod images;
 mod info;
+mod keys;
 mod limits;
 mod llama;
 pub mod local;
@@ -42,6 +43,7 @@ mod routes;
 mod routing;
 mod sampling;
 mod sse;
+mod stored;
 mod systemd;
 mod text;
 mod tools;
@@ -76,10 +78,11 @@ use crate::prompts::Folder;
 use crate::{embedded, find, input};
 
 pub(crate) use app::random;
-use app::{App, Keys, ModelInfo};
+use app::{App, ModelInfo};
 use common::{Common, Conversations};
 use fleet::{Alias, Fleet, Listed, Loader};
 use guard::{Door, Guard};
+use keys::Keys;
 use rerank::Reranker;
 use worker::Worker;
 
@@ -217,7 +220,7 @@ fn setup(args: &ServeArgs, several: bool) -> Result<EngineSetup> {
         fewer_will_do: args.parallel.is_none(),
         step_time: args.step_time.map(|ms| Duration::from_millis(ms.into())),
         cache_tokens: args.cache_tokens,
-        requests_bytes: limits::REQUESTS_BYTES,
+        requests_bytes: limits::REQUESTS_BYTES + args.store_responses.unwrap_or(0),
         prompts: args.cache_dir.clone().map(|path| Folder { path, max_bytes: args.cache_disk as u64 }),
         ..EngineSetup::drafting(&args.engine, args.draft)?
     })
@@ -386,7 +389,7 @@ async fn watch_keys(path: PathBuf, mut seen: Stamp, door: Arc<Door>) {
         let Ok(Some((now, keys))) = tokio::task::spawn_blocking(look).await else { continue };
         seen = now;
         match keys {
-            Ok(keys) => tracing::info!(keys = door.keys.replace(&keys), "the file of keys has changed: read again"),
+            Ok(keys) => tracing::info!(keys = door.keys.replace(keys), "the file of keys has changed: read again"),
             Err(error) => {
                 let why = crate::out::chain(&error);
                 tracing::warn!(why, "the file of keys has changed: keeping the keys that were");

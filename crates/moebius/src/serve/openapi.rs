@@ -14,6 +14,7 @@ pub fn document() -> Value {
         let method = match route.method {
             Method::Get => "get",
             Method::Post => "post",
+            Method::Delete => "delete",
         };
         // OpenAPI has no name for a parameter that takes the rest of the path.
         let path = route.path.replace("{*", "{");

@@ -15,6 +15,7 @@ use super::body::Body;
 use super::error::ApiError;
 use super::fields::{Field, Kind, Read, field};
 use super::limits::{MAX_INPUTS, MAX_TOP_LOGPROBS};
+use super::log;
 use super::routes::{Answer, Input};
 use super::worker::Update;
 use super::write::short;
@@ -193,7 +194,8 @@ async fn ask(
             Update::Failed(message) => return Err(ApiError::internal(message)),
             Update::Unheld(message) => return Err(ApiError::bad(message)),
             Update::Stopped => return Err(ApiError::stopping()),
-            Update::Token { .. } | Update::Prompt { .. } | Update::Embedding(_) | Update::Done { .. } => {}
+            Update::Done { usage, .. } => log::who().charge(usage.prompt_tokens + usage.generated),
+            Update::Token { .. } | Update::Prompt { .. } | Update::Embedding(_) => {}
         }
     }
     Ok(())

@@ -1,7 +1,9 @@
-//! `/v1/responses`: OpenAI's newer conversations, without a memory: the server keeps no answers.
+//! `/v1/responses`: OpenAI's newer conversations. The server keeps answers where it is told to ([`super::stored`]).
 
 use std::sync::Arc;
 
+use axum::Json;
+use axum::response::IntoResponse;
 use engine::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
@@ -11,6 +13,7 @@ use super::chat::Reported;
 use super::conversation::{self, Conversation};
 use super::error::ApiError;
 use super::fields::{Field, Kind, Object, Read, field, unsupported};
+use super::fleet::Fleet;
 use super::form;
 use super::generate::{Finish, Generation, Job, Logprob, Step, Totals};
 use super::images::Images;
@@ -20,6 +23,7 @@ use super::prepare::{AnswerWish, Prepared, prepare};
 use super::routes::{Answer, Input, ignoring};
 use super::sampling;
 use super::sse::{self, Frames, Wire};
+use super::stored::{self, Draft};
 use super::tools::{self, Dialect, Dialects, Offer};
 use super::write::{Lists, short};
 
@@ -47,19 +51,34 @@ pub const FIELDS: &[Field] = &[
     field("include", Kind::List(&Kind::Text, 32), "message.output_text.logprobs: return log-probabilities"),
     field("top_logprobs", Kind::Int(0, MAX_TOP_LOGPROBS as i128), "number of top alternatives to return per token"),
     field("chat_template_kwargs", Kind::Object, "further variables of the chat template"),
-    unsupported("previous_response_id", STORES_NOTHING),
-    unsupported("conversation", STORES_NOTHING),
-    unsupported("background", "the server stores no answers"),
-    field("store", Kind::Bool, "ignored: nothing is stored"),
+    field("previous_response_id", Kind::Text, "go on with a stored response; requires --store-responses"),
+    unsupported("conversation", "the server keeps no conversations; send all items in `input`"),
+    unsupported("background", "the server answers while the client waits"),
+    field("store", Kind::Bool, "store the response, if the server does so at all (--store-responses)"),
     field("metadata", Kind::Object, "returned with the answer"),
     field("user", Kind::Text, "ignored"),
 ];
 
-const STORES_NOTHING: &str = "the server stores no answers; send all items in `input`";
+const STORES_NOTHING: &str = "the server stores no responses (--store-responses); send all items in `input`";
 
 /// Handles a request.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
-    let Input { body: Body { fields: mut body, room, .. }, request_id, .. } = input;
+    let Input { body: Body { fields: mut body, mut room, .. }, request_id, owner, .. } = input;
+    let mut draft = None;
+    match app.common.responses.clone() {
+        Some(stored) => {
+            let resume = move || {
+                let draft = stored.resume(&mut body, owner, |bytes| room.hold_more(bytes))?;
+                Ok((body, room, draft))
+            };
+            (body, room, draft) = app.common.parse(resume).await?;
+        }
+        None if body.value("previous_response_id").is_some() => {
+            let why = format!("is unsupported: {STORES_NOTHING}");
+            return Err(ApiError::field("previous_response_id", why));
+        }
+        None => {}
+    }
     let stream = body.flag("stream").unwrap_or(false);
     let stops = sampling::stops(&body, "stop")?;
     let images = Images::take(&mut body, &app)?;
@@ -74,7 +93,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     if included("message.output_text.logprobs") || body.size("top_logprobs").is_some_and(|n| n > 0) {
         request.logprobs = Some(body.size("top_logprobs").unwrap_or(0));
     }
-    let head = ResponseHead::new(&app, &body, dialects, request_id.clone());
+    let mut head = ResponseHead::new(&app, &body, dialects, request_id.clone(), draft);
     drop(body);
     let job = Job { requests: vec![request], n: 1, parsing, room };
     let generation = Generation::start(&app, request_id, job).await?;
@@ -90,6 +109,22 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     let mut lists = Lists::default();
     let response = head.complete(&mut output, answer.finish.as_ref(), &totals, &mut lists);
     Ok(ignoring(lists.respond(&response, room), ignored))
+}
+
+/// Handles a request for a stored response.
+pub async fn get(fleet: Arc<Fleet>, input: Input) -> Answer {
+    let id = input.tail.unwrap_or_default();
+    let stored = fleet.common.responses.as_ref().and_then(|stored| stored.get(&id, input.owner));
+    stored.map(|response| Json(response).into_response()).ok_or_else(stored::no_such_response)
+}
+
+/// Handles a request to delete one.
+pub async fn delete(fleet: Arc<Fleet>, input: Input) -> Answer {
+    let id = input.tail.unwrap_or_default();
+    match fleet.common.responses.as_ref().is_some_and(|stored| stored.delete(&id, input.owner)) {
+        true => Ok(Json(json!({"id": id, "object": "response", "deleted": true})).into_response()),
+        false => Err(stored::no_such_response()),
+    }
 }
 
 /// Returns the conversation of a body, and what is requested of the answer.
@@ -198,10 +233,7 @@ impl ItemReader {
                 self.offer.add_responses(&format!("{at}.tools"), list)?;
             }
             "item_reference" => {
-                return Err(ApiError::field(
-                    format!("{at}.type"),
-                    "is \"item_reference\": the server stores no answers",
-                ));
+                return Err(ApiError::field(format!("{at}.type"), format!("is \"item_reference\": {STORES_NOTHING}")));
             }
             other => match item.get("content").filter(|content| content.is_array() || content.is_string()) {
                 // What another agent says, and its kin.
@@ -260,10 +292,12 @@ struct ResponseHead {
     fields: Object,
     tokenizer: Arc<Tokenizer>,
     dialects: Dialects,
+    /// What is stored with the response when that is complete.
+    draft: Option<Draft>,
 }
 
 impl ResponseHead {
-    fn new(app: &App, body: &Object, dialects: Dialects, request_id: String) -> ResponseHead {
+    fn new(app: &App, body: &Object, dialects: Dialects, request_id: String, draft: Option<Draft>) -> ResponseHead {
         let id = app::id("resp_");
         let echo = |name: &str, default: Value| body.value(name).cloned().unwrap_or(default);
         let fields = json!({
@@ -279,9 +313,9 @@ impl ResponseHead {
             "model": app.model.id,
             "output": [],
             "parallel_tool_calls": echo("parallel_tool_calls", true.into()),
-            "previous_response_id": null,
+            "previous_response_id": echo("previous_response_id", Value::Null),
             "reasoning": echo("reasoning", json!({"effort": null, "summary": null})),
-            "store": false,
+            "store": draft.is_some(),
             "temperature": echo("temperature", short(app.sampling.temperature).into()),
             "text": echo("text", json!({"format": {"type": "text"}})),
             "tool_choice": echo("tool_choice", "auto".into()),
@@ -292,7 +326,7 @@ impl ResponseHead {
             "usage": null,
         });
         let fields = fields.as_object().cloned().unwrap_or_default();
-        ResponseHead { id, request_id, fields, tokenizer: app.tokenizer.clone(), dialects }
+        ResponseHead { id, request_id, fields, tokenizer: app.tokenizer.clone(), dialects, draft }
     }
 
     /// Returns the response while it comes.
@@ -300,8 +334,8 @@ impl ResponseHead {
         self.fields.clone().into()
     }
 
-    /// Returns the complete response. The log-probabilities move into it.
-    fn complete(&self, output: &mut Output, finish: Option<&Finish>, totals: &Totals, lists: &mut Lists) -> Value {
+    /// Returns the complete response, which is stored where it is to be. The log-probabilities move into it.
+    fn complete(&mut self, output: &mut Output, finish: Option<&Finish>, totals: &Totals, lists: &mut Lists) -> Value {
         let mut fields = self.fields.clone();
         let cut = finish == Some(&Finish::Length);
         fields["status"] = if cut { "incomplete" } else { "completed" }.into();
@@ -320,6 +354,15 @@ impl ResponseHead {
             "total_tokens": totals.prompt + totals.generated,
         });
         fields.insert("timings".into(), totals.timings());
+        if let Some(draft) = self.draft.take() {
+            // Log-probabilities are for who asked for them.
+            let item = |(i, part): (usize, &MessagePart)| {
+                let status = status(part, cut && i == last);
+                item(&output.ids[i], part, status, json!([]), &self.dialects)
+            };
+            let items: Vec<Value> = output.parts.list().iter().enumerate().map(item).collect();
+            draft.keep(&self.id, &fields, &items);
+        }
         fields.into()
     }
 }
@@ -540,7 +583,7 @@ impl Wire for ResponseStream {
     }
 
     fn close(&mut self, totals: &Totals, out: &mut Frames) {
-        let ResponseStream { parts, events, .. } = self;
+        let ResponseStream { head, parts, events, .. } = self;
         events.logprobs = json!([]);
         events.is_cut = self.finish == Some(Finish::Length);
         parts.close(|index, change, part| events.change(index, change, part, out));
@@ -548,7 +591,7 @@ impl Wire for ResponseStream {
             (std::mem::take(parts), std::mem::take(&mut events.ids), std::mem::take(&mut self.logprobs));
         let mut lists = Lists::default();
         let mut output = Output { parts, ids, logprobs };
-        let response = self.head.complete(&mut output, self.finish.as_ref(), totals, &mut lists);
+        let response = head.complete(&mut output, self.finish.as_ref(), totals, &mut lists);
         let name = if self.finish == Some(Finish::Length) { "response.incomplete" } else { "response.completed" };
         self.events.write_with(name, json!({"response": response}), lists, out);
     }

@@ -57,6 +57,15 @@ impl Room {
         }
         Ok(())
     }
+
+    /// Holds so many bytes beside what is held.
+    ///
+    /// # Errors
+    /// As [`Room::hold`].
+    pub fn hold_more(&mut self, bytes: usize) -> Result<(), ApiError> {
+        let held = self.held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits) << 10;
+        self.hold(held.saturating_add(FREE_BYTES).saturating_add(bytes))
+    }
 }
 
 fn full() -> ApiError {
@@ -85,5 +94,10 @@ mod tests {
         assert_eq!(budget.free(), 1 << 19);
         drop(two);
         assert_eq!(budget.free(), 1 << 20);
+        let mut three = budget.room();
+        three.hold_more(1 << 19).unwrap();
+        three.hold_more(1 << 18).unwrap();
+        assert_eq!(budget.free(), 1 << 18);
+        assert!(three.hold_more((1 << 18) + 1).is_err() && three.hold_more(usize::MAX).is_err());
     }
 }

@@ -26,7 +26,7 @@ use super::fields::{self, Field, Read};
 use super::fleet::Fleet;
 use super::guard::Door;
 use super::limits::{DRAIN_TIME, FREE_BYTES, LARGE_BODY_BYTES, MAX_BODY_BYTES};
-use super::room::Room;
+use super::stored::Owner;
 use super::{
     anthropic, body, chat, completions, embeddings, form, http, info, llama, log, manage, ollama, page, prepare,
     rerank, responses, routing, sampling, text, tools,
@@ -44,6 +44,8 @@ pub struct Input {
     pub takes_gzip: bool,
     /// The client has a key, or needs none.
     pub is_known: bool,
+    /// Whose responses it may go on with.
+    pub owner: Owner,
 }
 
 /// What a handler gives.
@@ -74,11 +76,12 @@ pub fn ignoring(mut response: Response, ignored: Vec<String>) -> Response {
     response
 }
 
-/// GET or POST.
+/// How a route is asked. Only a POST has a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     Get,
     Post,
+    Delete,
 }
 
 /// One route: where, for whom, what it takes.
@@ -109,6 +112,10 @@ macro_rules! server {
 const fn get(path: &'static str, open: bool, about: &'static str, handler: Handler) -> Route {
     let (method, style) = (Method::Get, Style::OpenAi);
     Route { method, path, style, open, about, fields: &[], required: &[], handler }
+}
+
+const fn delete(path: &'static str, about: &'static str, handler: Handler) -> Route {
+    Route { method: Method::Delete, ..get(path, false, about, handler) }
 }
 
 const fn get_ollama(path: &'static str, open: bool, about: &'static str, handler: Handler) -> Route {
@@ -157,11 +164,13 @@ pub const ROUTES: &[Route] = &[
     post(
         "/v1/responses",
         Style::OpenAi,
-        "Model response (OpenAI); nothing is stored",
+        "Model response (OpenAI)",
         &[responses::FIELDS, prepare::FIELDS, form::FIELDS, sampling::FIELDS],
         &["input"],
         handler!(responses::handle),
     ),
+    get("/v1/responses/{id}", false, "A stored response (OpenAI)", server!(responses::get)),
+    delete("/v1/responses/{id}", "Delete a stored response (OpenAI)", server!(responses::delete)),
     post(
         "/v1/messages",
         Style::Anthropic,
@@ -299,6 +308,7 @@ pub fn router(fleet: Arc<Fleet>, door: Arc<Door>) -> Router {
         let filter = match route.method {
             Method::Get => MethodFilter::GET,
             Method::Post => MethodFilter::POST,
+            Method::Delete => MethodFilter::DELETE,
         };
         let door = door.clone();
         let handler = move |State(fleet): State<Arc<Fleet>>, params: Params, request: Request| async move {
@@ -376,7 +386,7 @@ async fn around(State((common, door)): State<(Arc<Common>, Arc<Door>)>, request:
     common.metrics.answered(route, status, elapsed);
     let (ms, method, path) = (log::ms(elapsed), log::cut(method.as_str(), 32), log::cut(&path, 200));
     let why = response.extensions().get::<Why>().map(|Why(why)| log::cut(why, 400));
-    let (client, key) = (who.client.map(tracing::field::display), who.key.as_deref());
+    let (client, key) = (who.client.map(tracing::field::display), who.key_name());
     // What probes, scrapers and pages ask for again and again says little.
     match status < 400 && ["/health", "/ready", "/metrics", "/", "/page/{*file}"].contains(&route) {
         true => tracing::debug!(request = %id, %method, %path, status, client, key, ms, "answered"),
@@ -400,17 +410,17 @@ fn counted(common: &Common, response: Response, style: Style, request_id: &str) 
     match room.hold(usize::try_from(n_bytes).unwrap_or(usize::MAX)) {
         Err(full) => full.response(style, request_id),
         Ok(()) if n_bytes <= FREE_BYTES as u64 => response,
-        Ok(()) => response.map(|inner| Body::new(Counted { inner, _room: room })),
+        Ok(()) => response.map(|inner| Body::new(Held { inner, _held: room })),
     }
 }
 
 /// The body of an answer, and what is held while it is read.
-struct Counted {
+struct Held<T> {
     inner: Body,
-    _room: Room,
+    _held: T,
 }
 
-impl HttpBody for Counted {
+impl<T: Unpin> HttpBody for Held<T> {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -496,13 +506,13 @@ async fn answer(
     let common = fleet.common.clone();
     let known = door.keys.check(request.headers());
     let is_known = known.is_ok();
-    if !route.open {
-        known?;
-    }
+    let key = if route.open { known.unwrap_or_default() } else { known? };
+    let owner = key.as_ref().map_or(0, |key| key.owner());
     let request_id = request_id(&request);
-    if route.method == Method::Get {
-        let takes_gzip = takes_gzip(request.headers());
-        let input = Input { body: body::Body::empty(common.bodies.room()), request_id, tail, takes_gzip, is_known };
+    if route.method != Method::Post {
+        let takes_gzip = route.method == Method::Get && takes_gzip(request.headers());
+        let body = body::Body::empty(common.bodies.room());
+        let input = Input { body, request_id, tail, takes_gzip, is_known, owner };
         return match route.handler {
             Handler::Server(handle) => handle(fleet, input).await,
             Handler::Model(handle) => {
@@ -517,6 +527,7 @@ async fn answer(
     if common.draining() {
         return Err(ApiError::stopping());
     }
+    let pass = key.map(|key| key.admit(Instant::now())).transpose()?;
     let length = content_length(request.headers())?;
     check_type(request.headers())?;
     check_encoding(request.headers())?;
@@ -533,7 +544,7 @@ async fn answer(
         return Err(ApiError::field(*name, "is missing"));
     }
     let mut names: Vec<String> = body.unknown.iter().map(|name| tools::shown(name)).collect();
-    let input = |body| Input { body, request_id, tail, takes_gzip: false, is_known };
+    let input = |body| Input { body, request_id, tail, takes_gzip: false, is_known, owner };
     let mut response = match route.handler {
         Handler::Server(handle) => handle(fleet, input(body)).await?,
         Handler::Model(handle) => {
@@ -547,7 +558,10 @@ async fn answer(
         // What had no effect is no secret: clients and their users can see it.
         response.headers_mut().insert(HeaderName::from_static("x-ignored-fields"), names);
     }
-    Ok(response)
+    Ok(match pass {
+        Some(pass) => response.map(|inner| Body::new(Held { inner, _held: pass })),
+        None => response,
+    })
 }
 
 /// Returns the model that a query names: `model=NAME`, in the encoding of forms.

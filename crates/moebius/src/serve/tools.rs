@@ -131,11 +131,17 @@ impl Offer {
     fn add_custom(&mut self, at: &str, inner: &str, tool: &Value) -> Result<(), ApiError> {
         let mut about = tool["description"].as_str().unwrap_or_default().to_owned();
         let format = tool.get("format").map(|format| format.get("grammar").unwrap_or(format));
+        let mut input = json!({"type": "string"});
         if let Some(definition) = format.and_then(|format| format["definition"].as_str()) {
             let syntax = format.and_then(|format| format["syntax"].as_str()).unwrap_or("following");
             about += &format!("\n\nThe input keeps to this {} grammar:\n{definition}", shown(syntax));
+            // An expression holds for the text within a string of JSON too; a grammar would have to be written anew.
+            match syntax {
+                "regex" => input["pattern"] = format!("^(?:{definition})$").into(),
+                _ => self.ignored.push(format!("{at}.format (told to the model, not enforced)")),
+            }
         }
-        let parameters = json!({"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT],
+        let parameters = json!({"type": "object", "properties": {INPUT: input}, "required": [INPUT],
             "additionalProperties": false});
         let function = json!({"name": tool["name"], "description": about, "parameters": parameters});
         self.add(at, inner, json!({"type": "function", "function": function}))?;
@@ -359,7 +365,8 @@ mod tests {
         offer.add_responses("tools", &list).unwrap();
         let names: Vec<_> = offer.list.iter().map(|tool| tool["function"]["name"].as_str().unwrap()).collect();
         assert_eq!(names, ["ask", "patch", "team__ask", "tell"]);
-        assert_eq!(offer.ignored, ["tools[2].tools[2] (mcp)", "tools[3] (web_search)", "tools[4] (local_shell)"]);
+        let told = "tools[1].format (told to the model, not enforced)";
+        assert_eq!(offer.ignored, [told, "tools[2].tools[2] (mcp)", "tools[3] (web_search)", "tools[4] (local_shell)"]);
         assert!(offer.dialects.is_custom("patch") && offer.dialects.of("ask").is_none());
         let (name, namespace) = ("ask".into(), "team".into());
         assert_eq!(offer.dialects.of("team__ask"), Some(&Dialect::Namespaced { name, namespace }));
@@ -380,6 +387,11 @@ mod tests {
         let offer = Offer::of_chat(&chat).unwrap();
         assert_eq!((offer.list.len(), offer.ignored.len(), offer.dialects.is_custom("p")), (2, 1, true));
         assert!(Offer::of_chat(&[json!({"type": "function"})]).is_err());
+        let digits = json!({"type": "custom", "custom": {"name": "n",
+            "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a|[0-9]+"}}}});
+        let offer = Offer::of_chat(&[digits]).unwrap();
+        let input = &offer.list[0]["function"]["parameters"]["properties"][INPUT];
+        assert_eq!((input["pattern"].as_str(), offer.ignored.len()), (Some("^(?:a|[0-9]+)$"), 0));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use axum::http::{Request, StatusCode};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::super::app::Keys;
+use super::super::keys::Keys;
 use super::super::routes::{Method, ROUTES};
 use super::{Server, chat};
 
@@ -134,10 +134,11 @@ async fn bodies_that_are_no_json_objects_are_refused() {
 async fn keys_guard_everything_but_the_signs_of_life() {
     let server = Server::with_keys(1, 1, Keys::parse("secret").unwrap());
     for route in ROUTES {
-        let path = route.path.replace("{*id}", "fable");
+        let path = route.path.replace("{*id}", "fable").replace("{id}", "resp_1");
         for (key, opens) in [(None, route.open), (Some("Bearer wrong"), route.open), (Some("Bearer secret"), true)] {
             let request = match route.method {
                 Method::Get => Request::get(&path),
+                Method::Delete => Request::delete(&path),
                 Method::Post => Request::post(&path).header("content-type", "application/json"),
             };
             let request = key.into_iter().fold(request, |request, key| request.header("authorization", key));

@@ -297,7 +297,7 @@ async fn thoughts_end_at_their_budget() {
 /// and what a request says comes first. Streamed answers are the whole ones, with the same usage.
 #[tokio::test]
 async fn budgets_come_from_requests_efforts_and_the_server() {
-    let server = Server::thinking(512, Conversations { most_thought: Some(5), trims: false });
+    let server = Server::thinking(512, Conversations { most_thought: Some(5), ..Conversations::default() });
     let thoughts = |usage: &Value| usage["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
     // Tokens of a thought, its mark among them.
     for (more, n) in [
@@ -344,7 +344,7 @@ async fn full_contexts_are_refused_or_lose_turns() {
     let (status, answer) = refusing.post(CHAT, &body(&messages)).await.json().await;
     assert_eq!((status.as_u16(), &answer["error"]["code"]), (400, &json!("context_length_exceeded")), "{answer}");
 
-    let server = Server::with_conversations(256, Conversations { most_thought: None, trims: true });
+    let server = Server::with_conversations(256, Conversations { trims: true, ..Conversations::default() });
     let reply = server.post(CHAT, &body(&messages)).await;
     let names = ignored(&reply);
     let n: usize = names.split_whitespace().find_map(|word| word.parse().ok()).unwrap_or_default();

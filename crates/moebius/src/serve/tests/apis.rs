@@ -169,10 +169,10 @@ async fn each_api_says_errors_in_its_own_shape() {
             "not among the tools",
         ),
         ("/v1/messages/count_tokens", json!({}), "`messages` is missing"),
-        ("/v1/responses", json!({"input": "x", "previous_response_id": "resp_1"}), "stores no answers"),
+        ("/v1/responses", json!({"input": "x", "previous_response_id": "resp_1"}), "stores no responses"),
         ("/v1/responses", json!({"input": "x", "background": true}), "`background` is unsupported"),
         ("/v1/responses", json!({"input": []}), "`input` is empty"),
-        ("/v1/responses", json!({"input": [{"type": "item_reference", "id": "x"}]}), "stores no answers"),
+        ("/v1/responses", json!({"input": [{"type": "item_reference", "id": "x"}]}), "stores no responses"),
         ("/v1/messages/nothing", json!({}), "unknown route"),
     ];
     for (path, body, expected) in cases {

@@ -11,10 +11,10 @@ use super::{Request, StatusCode, posting, send};
 use crate::args::{Cli, Command, StepArgs};
 use crate::device::{Held, Prefer};
 use crate::load::EngineSetup;
-use crate::serve::app::Keys;
 use crate::serve::common::{Common, Conversations};
 use crate::serve::fleet::{Alias, Fleet, Listed, Loader};
 use crate::serve::guard::{Door, Guard};
+use crate::serve::keys::Keys;
 use crate::serve::{Places, routes};
 
 /// A server over models in a folder, with what the command line says.
@@ -149,6 +149,11 @@ async fn models_have_further_names() {
         assert_eq!((status, &answer["model"]), (200, &json!(id)), "{name}: {answer}");
     }
     assert_eq!(server.chat("gpt-4").await.0, 404);
+    let listed = server.get("/v1/models").await;
+    let listed =
+        listed["data"].as_array().unwrap().iter().map(|model| (model["id"].clone(), model["alias_of"].clone()));
+    let expected = [("a", Value::Null), ("b", Value::Null), ("gpt-5", json!("a"))];
+    assert_eq!(listed.collect::<Vec<_>>(), expected.map(|(id, of)| (json!(id), of)));
     assert!(crate::serve::names(&["a=".into()]).is_err() && crate::serve::names(&["a".into(), "b".into()]).is_err());
     let (own, further) = crate::serve::names(&["own".into(), "x*=y".into()]).unwrap();
     assert_eq!((own.as_deref(), further), (Some("own"), vec![alias("x*", "y")]));

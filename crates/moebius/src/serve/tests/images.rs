@@ -7,8 +7,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use super::super::app::Keys;
 use super::super::common::Conversations;
+use super::super::keys::Keys;
 use super::{Server, chat};
 use crate::args::SightArgs;
 use crate::load::open;

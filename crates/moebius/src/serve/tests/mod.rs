@@ -13,6 +13,7 @@ mod load;
 mod names;
 mod ollama;
 mod routing;
+mod stored;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,11 +26,12 @@ use futures_util::StreamExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use super::app::{App, Keys};
+use super::app::App;
 use super::common::{Common, Conversations};
 use super::error::Why;
 use super::fleet::Fleet;
 use super::guard::{Door, Guard};
+use super::keys::Keys;
 use super::{Places, Started, routes};
 use crate::args::StepArgs;
 use crate::device::{Chosen, Device};
