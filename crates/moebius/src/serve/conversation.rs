@@ -18,6 +18,9 @@ use super::images::{Images, no_such_part};
 use super::limits::{MAX_PARTS, MAX_TOOLS};
 use super::tools::{self, Dialects, Offer};
 
+/// The variable for how much the model thinks.
+const EFFORT: &str = "reasoning_effort";
+
 /// What a template is rendered with.
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
@@ -391,12 +394,22 @@ impl Conversation {
         };
         let render = |messages| {
             let messages = Value::Array(messages);
-            template.render(&Chat {
-                tools: tools.as_array().is_some_and(|tools| !tools.is_empty()).then_some(tools),
-                add_generation_prompt: !self.no_generation_prompt,
-                kwargs: (!self.kwargs.is_empty()).then_some(&self.kwargs),
-                ..Chat::new(&messages)
-            })
+            let with = |kwargs: &Object| {
+                template.render(&Chat {
+                    tools: tools.as_array().is_some_and(|tools| !tools.is_empty()).then_some(tools),
+                    add_generation_prompt: !self.no_generation_prompt,
+                    kwargs: (!kwargs.is_empty()).then_some(kwargs),
+                    ..Chat::new(&messages)
+                })
+            };
+            let rendered = with(&self.kwargs);
+            if matches!(rendered, Err(template::Error::Raised { .. })) && self.kwargs.contains_key(EFFORT) {
+                // Some templates have words of their own for it and refuse all others, which agents send unasked.
+                let mut kwargs = self.kwargs.clone();
+                kwargs.shift_remove(EFFORT);
+                return with(&kwargs).or(rendered);
+            }
+            rendered
         };
         let mut text = rendered(joined(messages), render).map_err(|error| refusal(&error))?;
         text.push_str(self.prefill.as_deref().unwrap_or_default());

@@ -329,6 +329,28 @@ async fn budgets_come_from_requests_efforts_and_the_server() {
     }
 }
 
+/// A template that knows other words for effort is rendered without the client's.
+#[tokio::test]
+async fn efforts_that_a_template_refuses_are_left_out() {
+    let template = "{% if reasoning_effort is defined and reasoning_effort not in ['low', 'high'] %}\
+                    {{ raise_exception('effort: ' + reasoning_effort) }}{% endif %}{% for m in messages %}\
+                    {% if m.content == 'bad' %}{{ raise_exception('bad') }}{% endif %}<{{ reasoning_effort }}>{{ m.content }}{% endfor %}";
+    let server = Server::with_template(template, 256, Conversations::default());
+    let ask = async |text: &str, effort: &str| {
+        let body = json!({"messages": [{"role": "user", "content": text}],
+            "chat_template_kwargs": {"reasoning_effort": effort}});
+        server.post("/apply-template", &body).await.json().await
+    };
+    for (effort, expected) in [("low", "<low>x"), ("medium", "<>x")] {
+        let (status, answer) = ask("x", effort).await;
+        assert_eq!((status.as_u16(), &answer["prompt"]), (200, &json!(expected)));
+    }
+    let (status, answer) = ask("bad", "medium").await;
+    assert_eq!(status, 400, "{answer}");
+    let said = answer["error"]["message"].as_str().unwrap();
+    assert!(said.contains("effort: medium"), "{said}");
+}
+
 /// A conversation that has grown beyond the context is refused, or loses its oldest turns, and the header says so.
 #[tokio::test]
 async fn full_contexts_are_refused_or_lose_turns() {

@@ -67,10 +67,15 @@ impl Server {
 
     /// The model with a template that opens a thought.
     pub fn thinking(context: usize, conversations: Conversations) -> Server {
-        let folder = tempfile::tempdir().expect("folder");
-        let path = folder.path().join("thinking.jinja");
         let template = "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endfor %}\
                         {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}{# </think> #}";
+        Server::with_template(template, context, conversations)
+    }
+
+    /// The model with another template.
+    pub fn with_template(template: &str, context: usize, conversations: Conversations) -> Server {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("template.jinja");
         std::fs::write(&path, template).expect("template");
         let model = open(None).and_then(|model| model.with_template(Some(&path))).expect("embedded model");
         Server::on(model, 2, 4, Keys::default(), context, conversations)
