@@ -9,6 +9,7 @@ use super::pretokenize::PreTokenizer;
 use super::special::Specials;
 use super::spm::Spm;
 use super::vocab::{TokenKind, Vocab, show};
+use super::wordpiece::{Cleaner, MAX_CHARS, WordPiece};
 use super::{Algorithm, Error, Roles, SPACE, Tokenizer, roles};
 
 /// Both a `tokenizer.ggml.model` and a `tokenizer.ggml.pre`.
@@ -19,12 +20,13 @@ const BOS: &str = "tokenizer.ggml.bos_token_id";
 const EOS: &str = "tokenizer.ggml.eos_token_id";
 const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
 
-/// The three families of vocabularies that are read.
+/// The families of vocabularies that are read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Model {
     ByteLevel,
     Gemma4,
     SentencePiece,
+    WordPiece,
 }
 
 /// How the texts of a vocabulary stand for bytes.
@@ -36,6 +38,8 @@ pub enum Writing {
     Spaces,
     /// As they are.
     Plain,
+    /// A space before all but those that begin with `##`, which is left out.
+    Pieces,
 }
 
 impl Tokenizer {
@@ -53,6 +57,7 @@ impl Tokenizer {
             "gpt2" => Model::ByteLevel,
             GEMMA4 => Model::Gemma4,
             "llama" => Model::SentencePiece,
+            "bert" => Model::WordPiece,
             other => return Err(Error::Model { found: other.into() }),
         };
         let tokens: Vec<&[u8]> = meta.strings("tokenizer.ggml.tokens")?.iter().collect();
@@ -72,6 +77,11 @@ impl Tokenizer {
                 same_count("tokenizer.ggml.scores", scores.len(), n_vocab)?;
                 (Algorithm::Spm(Spm::new(&vocab, &scores, roles.unknown)?), true)
             }
+            Model::WordPiece => {
+                let unknown = roles.unknown.ok_or(Error::MissingId { flag: "tokenizer.ggml.model", key: UNKNOWN })?;
+                // Converters write `▁` before what begins a word, and leave `##` out.
+                (Algorithm::WordPiece(WordPiece::new([SPACE, ""], unknown, MAX_CHARS)), true)
+            }
             Model::ByteLevel | Model::Gemma4 => {
                 let merges = merges(meta.strings("tokenizer.ggml.merges")?)?;
                 let units = if model == Model::Gemma4 { Units::Chars } else { Units::Bytes };
@@ -82,7 +92,7 @@ impl Tokenizer {
         };
         // Gemma 4 speaks nonsense without its BOS, and there are files that say to leave it out.
         let says_bos = if model == Model::Gemma4 { Some(true) } else { meta.opt_bool(ADD_BOS)? };
-        let says_eos = meta.opt_bool(ADD_EOS)?;
+        let says_eos = meta.opt_bool(ADD_EOS)?.or((model == Model::WordPiece).then_some(true));
         for (says, id, flag, key) in [(says_bos, roles.bos, ADD_BOS, BOS), (says_eos, roles.eos, ADD_EOS, EOS)] {
             if says == Some(true) && id.is_none() {
                 return Err(Error::MissingId { flag, key });
@@ -96,10 +106,20 @@ impl Tokenizer {
             specials: Specials::new(&vocab, also_special(&vocab), strips_right)?,
             before: roles.bos.filter(|_| says_bos.unwrap_or(bos_by_default)).into_iter().collect(),
             after: roles.eos.filter(|_| says_eos.unwrap_or(false)).into_iter().collect(),
-            normalizer: Normalizer((model == Model::Gemma4).then(spaces).into_iter().collect()),
+            normalizer: Normalizer(match model {
+                Model::Gemma4 => vec![spaces()],
+                // Files do not say; all models in use are of this kind, and llama.cpp knows no other.
+                Model::WordPiece => vec![Step::Clean(Box::new(Cleaner::new(true, true, true, true)))],
+                Model::ByteLevel | Model::SentencePiece => Vec::new(),
+            }),
+            pair: roles
+                .bos
+                .zip(roles.eos)
+                .filter(|_| model == Model::WordPiece)
+                .map(|(cls, sep)| [vec![cls], vec![sep], vec![sep]]),
             normalized: None,
             add_space_prefix,
-            strips_space: add_space_prefix,
+            strips_space: add_space_prefix || model == Model::WordPiece,
             vocab,
             algorithm,
             roles,
@@ -144,6 +164,13 @@ pub fn piece(writing: Writing, id: u32, text: &[u8], kind: TokenKind, out: &mut 
         | (_, Writing::Plain) => {
             out.extend_from_slice(text);
         }
+        (_, Writing::Pieces) => match text.strip_prefix(b"##") {
+            Some(rest) => out.extend_from_slice(rest),
+            None => {
+                out.push(b' ');
+                out.extend_from_slice(text);
+            }
+        },
         (_, Writing::Bytes) => {
             let start = out.len();
             // A text with a character that stands for no byte is an added token's and stands for itself.
@@ -185,10 +212,15 @@ fn roles(meta: &Metadata, model: Model, vocab: &mut Vocab) -> Result<Roles, Erro
     let or_usual = |id: Option<u32>, usual: u32| {
         id.or_else(|| (model == Model::SentencePiece && (usual as usize) < n_vocab).then_some(usual))
     };
+    let is_bert = model == Model::WordPiece;
+    let named = |name: &str| vocab.id(name.as_bytes()).filter(|_| is_bert);
+    // What begins and ends a text of BERT has separate names and keys; the second is spelled so by llama.cpp.
+    let cls = role("tokenizer.ggml.cls_token_id")?.filter(|_| is_bert).or_else(|| named("[CLS]"));
+    let sep = role("tokenizer.ggml.seperator_token_id")?.filter(|_| is_bert).or_else(|| named("[SEP]"));
     let mut roles = Roles {
-        bos: or_usual(role(BOS)?, 1),
-        eos: or_usual(role(EOS)?, 2),
-        unknown: or_usual(role(UNKNOWN)?, 0),
+        bos: cls.or(or_usual(role(BOS)?, 1)),
+        eos: sep.or(or_usual(role(EOS)?, 2)),
+        unknown: or_usual(role(UNKNOWN)?, 0).or_else(|| named("[UNK]")),
         eot: role("tokenizer.ggml.eot_token_id")?,
         eom: role("tokenizer.ggml.eom_token_id")?,
         pad: role("tokenizer.ggml.padding_token_id")?,

@@ -8,6 +8,7 @@ use unicode_normalization::{
 };
 
 use super::stepper::Stepper;
+use super::wordpiece::Cleaner;
 
 /// Most steps. Files in use have one to four.
 const MAX_STEPS: usize = 32;
@@ -38,6 +39,8 @@ pub enum Step {
     ReplaceText(String, String),
     /// Blanks are taken off the left end, the right end.
     Strip(bool, bool),
+    /// BERT's.
+    Clean(Box<Cleaner>),
 }
 
 /// Changes, one after the other.
@@ -75,7 +78,7 @@ impl Normalizer {
             Step::Nfc | Step::Nfd | Step::Lowercase => Some(4),
             Step::Nfkc | Step::Nfkd => Some(12),
             Step::ReplaceText(from, to) if !to.is_empty() => Some(from.len().div_ceil(to.len())),
-            Step::ReplaceText(..) | Step::Replace(..) | Step::Strip(..) => None,
+            Step::ReplaceText(..) | Step::Replace(..) | Step::Strip(..) | Step::Clean(_) => None,
         };
         self.0.iter().try_fold(1usize, |times, one| step(one)?.checked_mul(times))
     }
@@ -106,6 +109,8 @@ impl Step {
             Self::Replace(_, to) => (len(to).max(1.0), 0.0),
             Self::ReplaceText(from, to) => ((len(to) / len(from)).max(1.0), 0.0),
             Self::Strip(..) => (1.0, 0.0),
+            // Spaces around three bytes, decomposed, in lower case.
+            Self::Clean(_) => (5.0 / 3.0 * 3.0 * 1.5, 0.0),
         }
     }
 
@@ -118,6 +123,7 @@ impl Step {
             Self::Nfd => unless(is_nfd_quick(text.chars())).then(|| text.nfd().collect()),
             Self::Nfkc => unless(is_nfkc_quick(text.chars())).then(|| text.nfkc().collect()),
             Self::Nfkd => unless(is_nfkd_quick(text.chars())).then(|| text.nfkd().collect()),
+            Self::Clean(cleaner) => Some(cleaner.apply(text)),
             Self::Lowercase => Some(text.chars().flat_map(char::to_lowercase).collect()),
             _ if text.is_empty() => None,
             Self::Prepend(prefix) => before(prefix),

@@ -281,6 +281,7 @@ fn start(
         model,
         sampling,
         pooling,
+        whole: session.whole,
         eyes,
         reranker,
         grammars,

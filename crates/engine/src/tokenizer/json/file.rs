@@ -49,7 +49,7 @@ pub struct Added<'a> {
     pub special: bool,
 }
 
-/// The model; the fields are those of BPE.
+/// The model; the fields are those of BPE and WordPiece.
 #[derive(serde::Deserialize)]
 pub struct Model<'a> {
     #[serde(rename = "type", borrow)]
@@ -64,6 +64,7 @@ pub struct Model<'a> {
     pub continuing_subword_prefix: Option<Text<'a>>,
     #[serde(borrow)]
     pub end_of_word_suffix: Option<Text<'a>>,
+    pub max_input_chars_per_word: Option<usize>,
     #[serde(default)]
     pub byte_fallback: Option<bool>,
     #[serde(default)]
