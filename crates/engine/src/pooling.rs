@@ -1,5 +1,5 @@
-//! How a model makes one vector of a text, as its files say it: sentence-transformers' settings beside a folder's
-//! weights, or a key of GGUF. What such a folder has behind the pooling that is not computed is an error.
+//! How a model makes one vector of a text, as its files say it: sentence-transformers' settings in a folder, or a key
+//! of GGUF. What such a folder has after the pooling that is not computed is an error.
 
 use checkpoint::{Checkpoint, Kind, POOLING};
 use serde_json::Value;

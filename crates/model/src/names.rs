@@ -76,8 +76,16 @@ const COMMON: &[Alias] = &[
 ];
 
 /// In front of the modules of the text model.
-const ROOTS: &[&str] =
-    &["model.", "backbone.", "language_model.model.", "model.language_model.", "language_model.", "bert.", ""];
+const ROOTS: &[&str] = &[
+    "model.",
+    "backbone.",
+    "language_model.model.",
+    "model.language_model.",
+    "language_model.",
+    "bert.",
+    "roberta.",
+    "",
+];
 
 /// In front of the layers that draft, where they are not numbered after the others (Qwen).
 const FURTHER_ROOTS: &[&str] = &["mtp.", "model.mtp.", "language_model.mtp.", "model.language_model.mtp."];

@@ -1,5 +1,5 @@
-//! Encoders of whole texts (BERT) against rows and scores of transformers, from folders and GGUF files, alone and in
-//! company; and what a step of them refuses.
+//! Encoders of whole texts (BERT, XLM-RoBERTa) against rows and scores of transformers, from folders and GGUF files,
+//! alone and in company; and what a step of them refuses.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -98,7 +98,7 @@ fn rows_are_those_of_transformers() {
         // Keys and values are rounded.
         ("cpu f16", cpu(CacheType::F16), 4e-3),
     ];
-    for name in ["bert", "bert_mean", "bert_rerank"] {
+    for name in ["bert", "bert_mean", "bert_rerank", "xlmr", "xlmr_rerank"] {
         let (texts, files) = model(name);
         for (label, backend, tolerance) in &backends {
             for file in &files {

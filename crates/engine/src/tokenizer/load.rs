@@ -4,13 +4,15 @@
 use checkpoint::{Metadata, Strings};
 
 use super::bpe::{Bpe, Uncovered, Units, char_byte, two_sides};
+use super::charsmap::Charsmap;
 use super::normalize::{Normalizer, Step};
-use super::pretokenize::PreTokenizer;
+use super::pretokenize::{Behavior, PreTokenizer, Split, Whole};
 use super::special::Specials;
 use super::spm::Spm;
+use super::unigram::{self, Unigram};
 use super::vocab::{TokenKind, Vocab, show};
 use super::wordpiece::{Cleaner, MAX_CHARS, WordPiece};
-use super::{Algorithm, Error, Roles, SPACE, Tokenizer, roles};
+use super::{Algorithm, Error, Roles, SPACE, Tokenizer, normalize, roles};
 
 /// Both a `tokenizer.ggml.model` and a `tokenizer.ggml.pre`.
 const GEMMA4: &str = "gemma4";
@@ -27,6 +29,7 @@ enum Model {
     Gemma4,
     SentencePiece,
     WordPiece,
+    Unigram,
 }
 
 /// How the texts of a vocabulary stand for bytes.
@@ -58,6 +61,7 @@ impl Tokenizer {
             GEMMA4 => Model::Gemma4,
             "llama" => Model::SentencePiece,
             "bert" => Model::WordPiece,
+            "t5" => Model::Unigram,
             other => return Err(Error::Model { found: other.into() }),
         };
         let tokens: Vec<&[u8]> = meta.strings("tokenizer.ggml.tokens")?.iter().collect();
@@ -77,6 +81,16 @@ impl Tokenizer {
                 same_count("tokenizer.ggml.scores", scores.len(), n_vocab)?;
                 (Algorithm::Spm(Spm::new(&vocab, &scores, roles.unknown)?), true)
             }
+            Model::Unigram => {
+                let scores = meta.f32s("tokenizer.ggml.scores")?;
+                same_count("tokenizer.ggml.scores", scores.len(), n_vocab)?;
+                let unknown = roles.unknown.ok_or(Error::MissingId { flag: "tokenizer.ggml.model", key: UNKNOWN })?;
+                let split = Split::of_text(SPACE, Behavior::MergedWithNext, false);
+                let split = split.map_err(|what| Error::Charsmap { what })?;
+                let scores = unigram::scores_of(&vocab, scores.into_iter().map(f64::from))?;
+                let pre = PreTokenizer::of(vec![split], Whole::No);
+                (Algorithm::Unigram(Unigram::new(&vocab, pre, scores, unknown)?), false)
+            }
             Model::WordPiece => {
                 let unknown = roles.unknown.ok_or(Error::MissingId { flag: "tokenizer.ggml.model", key: UNKNOWN })?;
                 // Converters write `▁` before what begins a word, and leave `##` out.
@@ -92,7 +106,8 @@ impl Tokenizer {
         };
         // Gemma 4 speaks nonsense without its BOS, and there are files that say to leave it out.
         let says_bos = if model == Model::Gemma4 { Some(true) } else { meta.opt_bool(ADD_BOS)? };
-        let says_eos = meta.opt_bool(ADD_EOS)?.or((model == Model::WordPiece).then_some(true));
+        let is_encoder = matches!(model, Model::WordPiece | Model::Unigram);
+        let says_eos = meta.opt_bool(ADD_EOS)?.or(is_encoder.then_some(true));
         for (says, id, flag, key) in [(says_bos, roles.bos, ADD_BOS, BOS), (says_eos, roles.eos, ADD_EOS, EOS)] {
             if says == Some(true) && id.is_none() {
                 return Err(Error::MissingId { flag, key });
@@ -110,16 +125,16 @@ impl Tokenizer {
                 Model::Gemma4 => vec![spaces()],
                 // Files do not say; all models in use are of this kind, and llama.cpp knows no other.
                 Model::WordPiece => vec![Step::Clean(Box::new(Cleaner::new(true, true, true, true)))],
+                Model::Unigram => charsmap(meta)?.into_iter().chain([Step::Words(SPACE.into())]).collect(),
                 Model::ByteLevel | Model::SentencePiece => Vec::new(),
             }),
-            pair: roles
-                .bos
-                .zip(roles.eos)
-                .filter(|_| model == Model::WordPiece)
-                .map(|(cls, sep)| [vec![cls], vec![sep], vec![sep]]),
+            pair: roles.bos.zip(roles.eos).filter(|_| is_encoder).map(|(cls, sep)| {
+                // RoBERTa has two marks between the texts.
+                [vec![cls], vec![sep; if model == Model::Unigram { 2 } else { 1 }], vec![sep]]
+            }),
             normalized: None,
             add_space_prefix,
-            strips_space: add_space_prefix || model == Model::WordPiece,
+            strips_space: add_space_prefix || is_encoder,
             vocab,
             algorithm,
             roles,
@@ -134,6 +149,19 @@ fn merges(texts: &Strings) -> Result<Vec<(&[u8], &[u8])>, Error> {
         two_sides(merge).ok_or_else(bad)
     });
     sides.collect()
+}
+
+/// SentencePiece's table of what characters become, where the file has one.
+fn charsmap(meta: &Metadata) -> Result<Option<Step>, Error> {
+    const KEY: &str = "tokenizer.ggml.precompiled_charsmap";
+    if meta.get(KEY).is_none() {
+        return Ok(None);
+    }
+    let bytes: Option<Vec<u8>> = meta.u32s(KEY)?.into_iter().map(|byte| u8::try_from(byte).ok()).collect();
+    let map = bytes.ok_or_else(|| "it is no list of bytes".to_string()).and_then(|bytes| Charsmap::new(&bytes));
+    let step = map.map(|map| Step::Map(Box::new(map)));
+    let step = step.and_then(|step| normalize::check(std::iter::once(&step)).map(|()| step));
+    step.map(Some).map_err(|what| Error::Charsmap { what })
 }
 
 fn same_count(key: &'static str, found: usize, n_vocab: usize) -> Result<(), Error> {

@@ -6,6 +6,7 @@
 //! token the caller says ([`Encode::parse_special`]).
 
 mod bpe;
+mod charsmap;
 mod detokenize;
 mod export;
 mod json;
@@ -19,6 +20,7 @@ mod special;
 mod spm;
 mod stepper;
 mod tiktoken;
+mod unigram;
 mod vocab;
 mod wordpiece;
 
@@ -33,6 +35,7 @@ use bpe::Bpe;
 use normalize::Normalizer;
 use special::{Part, Specials};
 use spm::Spm;
+use unigram::Unigram;
 use vocab::Vocab;
 use wordpiece::WordPiece;
 
@@ -47,10 +50,14 @@ pub enum Error {
     Metadata(#[from] checkpoint::Error),
     #[error(transparent)]
     Folder(#[from] crate::folder::Error),
-    #[error("failed to use tokenizer.ggml.model {found:?}: supported are gpt2, gemma4, llama, bert")]
+    #[error("failed to use tokenizer.ggml.model {found:?}: supported are gpt2, gemma4, llama, bert, t5")]
     Model { found: String },
     #[error("failed to use tokenizer.ggml.pre {found:?}: supported are {known}")]
     Pre { found: String, known: String },
+    #[error("failed to use tokenizer.ggml.precompiled_charsmap: {what}")]
+    Charsmap { what: String },
+    #[error("failed to use tokenizer.ggml.tokens: the tokens have {found} bytes together, at most {most} are allowed")]
+    Bytes { found: usize, most: usize },
     #[error("failed to write the tokenizer: it has {found} tokens, the model {n_vocab}")]
     Fewer { found: usize, n_vocab: usize },
     #[error("failed to write the tokenizer: {why}")]
@@ -111,6 +118,7 @@ enum Algorithm {
     Bpe(Bpe),
     Spm(Spm),
     WordPiece(WordPiece),
+    Unigram(Unigram),
 }
 
 /// Tokens that have a role; `None` where the model has none.
@@ -168,8 +176,8 @@ impl Tokenizer {
         let drops = match &self.algorithm {
             Algorithm::Bpe(bpe) => bpe.drops(),
             Algorithm::Spm(spm) => spm.drops(),
-            // Control characters go, and a long word is one token.
-            Algorithm::WordPiece(_) => true,
+            // Control characters go, and what is unknown is one token.
+            Algorithm::WordPiece(_) | Algorithm::Unigram(_) => true,
         };
         if drops || self.specials.strips() || self.normalized.as_ref().is_some_and(Specials::strips) {
             return None;
@@ -204,6 +212,10 @@ impl Tokenizer {
                     match &self.algorithm {
                         Algorithm::Bpe(bpe) => {
                             let cut = |text: &str, ids: &mut Vec<u32>| bpe.encode(&self.vocab, text, ids);
+                            self.encode_part(&text[range], first, how, ids, cut);
+                        }
+                        Algorithm::Unigram(unigram) => {
+                            let cut = |text: &str, ids: &mut Vec<u32>| unigram.encode(text, ids);
                             self.encode_part(&text[range], first, how, ids, cut);
                         }
                         Algorithm::WordPiece(pieces) => {

@@ -3,7 +3,7 @@
 
 use std::ops::RangeInclusive;
 
-use regex_syntax::hir::{Class, HirKind};
+use regex_syntax::hir::{Class, Hir, HirKind};
 use unicode_normalization::UnicodeNormalization;
 
 use super::vocab::Vocab;
@@ -13,20 +13,20 @@ pub const MAX_CHARS: usize = 100;
 /// Most that a file may say: cutting a word costs its square.
 pub const MAX_MAX_CHARS: usize = 1000;
 
-/// Blocks whose characters are words of their own, as the original code lists them.
+/// Blocks whose characters are words each, as the original code lists them.
 #[rustfmt::skip]
 const CJK: &[RangeInclusive<char>] = &[
     '\u{3400}'..='\u{4dbf}', '\u{4e00}'..='\u{9fff}', '\u{f900}'..='\u{faff}', '\u{20000}'..='\u{2a6df}',
     '\u{2a700}'..='\u{2b81f}', '\u{2b920}'..='\u{2ceaf}', '\u{2f800}'..='\u{2fa1f}',
 ];
 
-/// Characters of some general categories, as ranges in order.
+/// Characters of some general categories, as ranges in order: those of Unicode 8, which the original code knows.
 struct Chars(Vec<(char, char)>);
 
 impl Chars {
-    fn of(pattern: &str) -> Chars {
-        let parsed = regex_syntax::parse(pattern).map(regex_syntax::hir::Hir::into_kind);
-        let Ok(HirKind::Class(Class::Unicode(class))) = parsed else { return Chars(Vec::new()) };
+    fn of(categories: &str) -> Chars {
+        let parsed = regex_syntax::parse(&format!("[[{categories}]&&\\p{{age=8.0}}]"));
+        let Ok(HirKind::Class(Class::Unicode(class))) = parsed.map(Hir::into_kind) else { return Chars(Vec::new()) };
         Chars(class.ranges().iter().map(|range| (range.start(), range.end())).collect())
     }
 
@@ -52,7 +52,7 @@ pub struct Cleaner {
 impl Cleaner {
     /// `BertNormalizer` with its four settings.
     pub fn new(cleans: bool, parts_cjk: bool, strips_accents: bool, lowercases: bool) -> Cleaner {
-        let (controls, marks) = (Chars::of(r"[\p{Cc}\p{Cf}\p{Co}]"), Chars::of(r"\p{Mn}"));
+        let (controls, marks) = (Chars::of(r"\p{Cc}\p{Cf}\p{Co}"), Chars::of(r"\p{Mn}"));
         Cleaner { cleans, parts_cjk, strips_accents, lowercases, controls, marks }
     }
 

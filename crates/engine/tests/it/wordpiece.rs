@@ -1,4 +1,5 @@
-//! WordPiece against Hugging Face's tokenizers, from tokenizer.json and from GGUF's keys, and files that lie.
+//! WordPiece and Unigram against Hugging Face's tokenizers, from tokenizer.json and from GGUF's keys, and files that
+//! lie.
 
 use std::path::{Path, PathBuf};
 
@@ -11,16 +12,22 @@ fn json_of(path: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(Path::new(DATA).join(path)).unwrap()).unwrap()
 }
 
-fn tokenizers() -> [Tokenizer; 2] {
+/// Names of a model that embeds and of one that ranks, and the strings of their tokenizer.
+const KINDS: [(&str, &str, &str); 2] =
+    [("bert", "bert_rerank", "strings.json"), ("xlmr", "xlmr_rerank", "strings_unigram.json")];
+
+fn tokenizers(name: &str) -> [Tokenizer; 2] {
     let open = |path: PathBuf| Tokenizer::load(&checkpoint::open(&path).unwrap()).unwrap();
-    ["bert_rerank/hf", "bert_rerank/model-f16.gguf"].map(|path| open(Path::new(DATA).join(path)))
+    ["hf", "model-f16.gguf"].map(|file| open(Path::new(DATA).join(name).join(file)))
 }
 
 /// Strings of accents, Chinese, emoji, control characters and long words.
 #[test]
 fn odd_strings_become_the_same_tokens() {
-    let cases = json_of("strings.json");
-    for tokenizer in tokenizers() {
+    for (name, tokenizer, strings) in
+        KINDS.iter().flat_map(|(_, name, strings)| tokenizers(name).map(|tokenizer| (name, tokenizer, strings)))
+    {
+        let cases = json_of(strings);
         let mut wrong = String::new();
         for case in cases.as_array().unwrap() {
             let found = json!(tokenizer.encode(case[0].as_str().unwrap(), Encode::default()));
@@ -28,26 +35,32 @@ fn odd_strings_become_the_same_tokens() {
                 wrong += &format!("{:?}:\n  found    {found}\n  expected {}\n", case[0], case[1]);
             }
         }
-        assert!(cases.as_array().unwrap().len() == 400 && wrong.is_empty(), "{wrong}");
+        assert!(cases.as_array().unwrap().len() == 400 && wrong.is_empty(), "{name}:\n{wrong}");
     }
 }
 
 #[test]
 fn texts_and_pairs_have_their_marks() {
     let how = Encode { add_special: true, parse_special: true };
-    for tokenizer in tokenizers() {
-        for row in json_of("bert/golden.json")["texts"].as_array().unwrap() {
+    for (embeds, ranks, tokenizer) in
+        KINDS.iter().flat_map(|(embeds, ranks, _)| tokenizers(ranks).map(|tokenizer| (embeds, ranks, tokenizer)))
+    {
+        for row in json_of(&format!("{embeds}/golden.json"))["texts"].as_array().unwrap() {
             assert_eq!(json!(tokenizer.encode(row["text"].as_str().unwrap(), how)), row["ids"], "{}", row["text"]);
         }
-        for row in json_of("bert_rerank/golden.json")["pairs"].as_array().unwrap() {
+        for row in json_of(&format!("{ranks}/golden.json"))["pairs"].as_array().unwrap() {
             let [query, document] = ["query", "document"].map(|key| row[key].as_str().unwrap());
             let (ids, second) = tokenizer.encode_pair(query, document).unwrap();
             assert_eq!((json!(ids), json!(second)), (row["ids"].clone(), row["second"].clone()), "{query}");
         }
         // Names of marks in a pair are text.
-        let (ids, _) = tokenizer.encode_pair("[SEP]", "x").unwrap();
-        assert_eq!(ids.iter().filter(|&&id| Some(id) == tokenizer.eos()).count(), 2);
-        assert_eq!(tokenizer.decode(&tokenizer.encode("The FOX, ranking!", Encode::default())), "the fox , ranking !");
+        let n_marks = |query: &str| {
+            let (ids, _) = tokenizer.encode_pair(query, "x").unwrap();
+            ids.iter().filter(|&&id| Some(id) == tokenizer.eos()).count()
+        };
+        assert_eq!([n_marks("[SEP]"), n_marks("</s>")], [n_marks("a"); 2], "{ranks}");
+        let shown = if *embeds == "bert" { "the fox , ranking !" } else { "the fox, ranking!" };
+        assert_eq!(tokenizer.decode(&tokenizer.encode("the fox, ranking!", Encode::default())), shown);
     }
 }
 

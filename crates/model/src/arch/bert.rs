@@ -1,5 +1,5 @@
-//! BERT and its kin (arXiv 1810.04805): encoders of whole texts, whose tokens see each other. Norms come after the sums,
-//! positions are learned, and the first and second text of a pair have a row each that is added to their tokens.
+//! BERT and its kin (arXiv 1810.04805): encoders of whole texts, whose tokens see each other. Norms come after the
+//! sums, positions are learned, and the first and second text of a pair have a row each that is added to their tokens.
 //!
 //! Their rows are embeddings; with a classifier in the file they are scores of pairs (`BertForSequenceClassification`).
 
@@ -17,6 +17,7 @@ const EPS: Key = key("attention.layer_norm_epsilon", &["layer_norm_eps"]);
 const IS_CAUSAL: Key = key("attention.causal", &["is_decoder"]);
 const ACT: Key = key("", &["hidden_act"]);
 const POSITIONS: Key = key("", &["position_embedding_type"]);
+const PAD: Key = key("", &["pad_token_id"]);
 
 /// Axes of a token's place: its position, and which text of a pair it is of.
 const POSITION: usize = 0;
@@ -35,8 +36,8 @@ const ALIASES: &[Alias] = &[
     ("ffn_up", &["encoder.layer.#.intermediate.dense"]),
     ("ffn_down", &["encoder.layer.#.output.dense"]),
     ("layer_output_norm", &["encoder.layer.#.output.LayerNorm"]),
-    ("cls", &["pooler.dense"]),
-    ("cls.output", &["classifier"]),
+    ("cls", &["classifier.dense", "pooler.dense"]),
+    ("cls.output", &["classifier.out_proj", "classifier"]),
 ];
 
 /// Dimensions of the encoder.
@@ -48,10 +49,24 @@ struct Dims {
     act: Gelu,
 }
 
+/// BERT; GGUF files of RoBERTa too, whose converter leaves the first positions out.
 pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    build_from(checkpoint, |_| Ok(0))
+}
+
+/// RoBERTa in folders: positions count from the one after the padding's.
+pub(super) fn build_roberta(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    build_from(checkpoint, |keys| Ok(keys.count_or_zero(PAD, MAX_CONTEXT)? + 1))
+}
+
+fn build_from(checkpoint: &Checkpoint, skipped: fn(&Keys) -> Result<usize, Error>) -> Result<Plan, Error> {
     let keys = Keys::new(checkpoint, ALIASES);
     let n_layer = keys.count(N_LAYER, MAX_LAYERS)?;
-    let n_ctx = keys.count(N_CTX_TRAIN, MAX_CONTEXT)?;
+    let n_skipped = skipped(&keys)?;
+    let n_ctx = match keys.count(N_CTX_TRAIN, MAX_CONTEXT)? {
+        n if n > n_skipped => n - n_skipped,
+        n => return Err(keys.error(N_CTX_TRAIN, format!("is {n}, the first {n_skipped} are of no use"))),
+    };
     let d = keys.count(D_MODEL, MAX_WIDTH)?;
     let dims = Dims {
         d,
@@ -73,7 +88,7 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
     let n_vocab = keys.n_vocab()?;
     let mut b = Builder::new(keys.names(), "bert", n_vocab, d, n_ctx);
     b.whole();
-    let x = embed(&mut b, &dims, n_vocab, n_ctx)?;
+    let x = embed(&mut b, &dims, n_vocab, [n_skipped, n_ctx])?;
     let d_head = d / dims.n_head;
     let cache = b.cache(CacheDecl { n_kv: dims.n_head, d_k: d_head, d_v: d_head, v_in_k: false, window: None });
     let mut x = norm(&mut b, "token_embd_norm", dims.eps, x)?;
@@ -104,11 +119,14 @@ fn act(keys: &Keys) -> Result<Gelu, Error> {
 }
 
 /// `x = table[id] + positions[place] + segments[place]`.
-fn embed(b: &mut Builder, dims: &Dims, n_vocab: usize, n_ctx: usize) -> Result<Buf, Error> {
+fn embed(b: &mut Builder, dims: &Dims, n_vocab: usize, positions: [usize; 2]) -> Result<Buf, Error> {
     let table = b.weight("token_embd.weight", &[n_vocab, dims.d])?;
     let x = b.buf("x", Rows::Tokens, dims.d);
     b.push(Op::Embed { table, scale: 1.0, out: x });
-    let table = b.weight("position_embd.weight", &[n_ctx, dims.d])?;
+    let table = match positions {
+        [0, n_ctx] => b.weight("position_embd.weight", &[n_ctx, dims.d])?,
+        _ => b.part("position_embd.weight", &positions, 1, dims.d)?,
+    };
     let y = b.buf("position", Rows::Tokens, dims.d);
     b.push(Op::EmbedPlace { table, axis: POSITION, out: y });
     b.push(Op::Add { x, y });

@@ -168,6 +168,8 @@ pub const ARCHS: &[Arch] = &[
         models: "Kimi-Linear-48B-A3B" },
     Arch { gguf: &["bert"], folder: &["bert"], build: bert::build,
         models: "Embeddings: BGE small to large, E5, GTE, all-MiniLM; rerankers: ms-marco-MiniLM" },
+    Arch { gguf: &[], folder: &["xlm-roberta", "roberta"], build: bert::build_roberta,
+        models: "Embeddings: BGE-M3, multilingual E5; rerankers: BGE v2 M3" },
     Arch { gguf: &["gpt-oss"], folder: &["gpt_oss"], build: gptoss::build,
         models: "gpt-oss-20B, 120B" },
 ];

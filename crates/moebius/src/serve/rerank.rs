@@ -1,6 +1,7 @@
 //! `/v1/rerank`: how well each of some documents answers a query, by a language model that was trained to say "yes" or
-//! "no" to that, as Qwen3-Reranker is, or by an encoder of both texts with a classifier (a cross-encoder). The score of a
-//! document is the share of "yes" in the two answers' probabilities, or the logistic function of the classifier's number.
+//! "no" to that, as Qwen3-Reranker is, or by an encoder of both texts with a classifier (a cross-encoder). The score of
+//! a document is the share of "yes" in the two answers' probabilities, or the logistic function of the classifier's
+//! number.
 
 use std::sync::Arc;
 

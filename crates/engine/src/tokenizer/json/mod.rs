@@ -1,6 +1,7 @@
 //! A tokenizer out of the `tokenizer.json` of a model folder: every token against the others, every id against the
 //! vocabulary, every step against those that are known. BPE models are read, on bytes (GPT-2, Qwen, Llama 3, DeepSeek,
-//! GLM, gpt-oss) and on characters (Llama 2, Mistral, Gemma), and WordPiece models (BERT).
+//! GLM, gpt-oss) and on characters (Llama 2, Mistral, Gemma), WordPiece models
+//! (BERT), and Unigram models (XLM-RoBERTa).
 
 mod file;
 mod steps;
@@ -14,6 +15,7 @@ use super::load::{Writing, piece};
 use super::normalize::Normalizer;
 use super::pretokenize::{PreTokenizer, Whole};
 use super::special::{Special, Specials};
+use super::unigram::{self, Unigram};
 use super::vocab::{TokenKind, Vocab, show};
 use super::wordpiece::{MAX_CHARS, MAX_MAX_CHARS, WordPiece};
 use super::{Algorithm, Error, Roles, Tokenizer, bad, normalize, roles, sentencepiece_keys, tiktoken};
@@ -60,7 +62,7 @@ fn read(file: &SideFile, tokens: &folder::Tokens) -> Result<Tokenizer, Error> {
     let json: File = serde_json::from_str(text).map_err(|error| bad(file, error.to_string()))?;
     let step = |what: String| bad(file, what);
     let normalizer = steps::normalizer(&json.normalizer.0).map_err(step)?;
-    let Cuts { changes, splits, byte_level, bert } = steps::pre_tokenizer(&json.pre_tokenizer.0).map_err(step)?;
+    let Cuts { changes, splits, byte_level, bert, .. } = steps::pre_tokenizer(&json.pre_tokenizer.0).map_err(step)?;
     normalize::check(normalizer.iter().chain(&changes)).map_err(step)?;
     let around = steps::post_processor(&json.post_processor.0).map_err(step)?;
     let shown = steps::decoder(&json.decoder.0).map_err(step)?;
@@ -102,6 +104,9 @@ fn read(file: &SideFile, tokens: &folder::Tokens) -> Result<Tokenizer, Error> {
     let merges: Vec<(&[u8], &[u8])> = merges.iter().map(|m| (m.0.0.as_bytes(), m.1.0.as_bytes())).collect();
     let algorithm = match is_pieces {
         true => Algorithm::WordPiece(word_piece(file, &json.model, unknown)?),
+        false if json.model.vocab.scores.is_some() => {
+            Algorithm::Unigram(unigram(file, &json.model, &vocab, PreTokenizer::of(splits, whole))?)
+        }
         false => Algorithm::Bpe(Bpe::new(&vocab, units, PreTokenizer::of(splits, whole), &merges, uncovered)?),
     };
 
@@ -144,16 +149,30 @@ fn word_piece(file: &SideFile, model: &Model, unknown: Option<u32>) -> Result<Wo
     Ok(WordPiece::new(["", "##"], unknown, max_chars))
 }
 
-/// Returns the tokens of a BPE or WordPiece model; other models are an error.
+/// Returns the cuts of a Unigram model.
+fn unigram(file: &SideFile, model: &Model, vocab: &Vocab, pre: PreTokenizer) -> Result<Unigram, Error> {
+    let scores = model.vocab.scores.iter().flatten().copied();
+    if model.byte_fallback == Some(true) {
+        return Err(bad(file, "byte_fallback of a Unigram model is not supported"));
+    }
+    let unknown = model.unk_id.filter(|&id| (id as usize) < vocab.len());
+    let unknown = unknown.ok_or_else(|| bad(file, "unk_id is missing, or no token"))?;
+    Unigram::new(vocab, pre, unigram::scores_of(vocab, scores)?, unknown)
+}
+
+/// Returns the tokens of a BPE, WordPiece or Unigram model; other models are an error.
 fn tokens_of<'m, 'a>(file: &SideFile, model: &'m Model<'a>, is_pieces: bool) -> Result<&'m [(Text<'a>, u32)], Error> {
     let kind = model.kind.as_ref().map(|kind| &*kind.0);
-    if !is_pieces && (!matches!(kind, None | Some("BPE")) || model.merges.is_none()) {
+    let is_unigram = kind == Some("Unigram");
+    if !is_pieces && !is_unigram && (!matches!(kind, None | Some("BPE")) || model.merges.is_none()) {
         let kind = show(kind.unwrap_or("without a name").as_bytes());
-        return Err(bad(file, format!("model type {kind} is not supported, BPE and WordPiece are")));
+        return Err(bad(file, format!("model type {kind} is not supported, BPE, WordPiece and Unigram are")));
     }
-    let list = model.vocab.0.as_ref();
-    let list = list.ok_or_else(|| bad(file, "the vocabulary is a list, expected an object"))?;
-    if is_pieces {
+    if is_unigram != model.vocab.scores.is_some() {
+        return Err(bad(file, "the vocabulary of a Unigram model is a list, and those of others are objects"));
+    }
+    let list = &model.vocab.tokens;
+    if is_pieces || is_unigram {
         return Ok(list);
     }
     for (name, value) in [

@@ -2,9 +2,12 @@
 //! put around the tokens, and how tokens are shown. A step that is not known is an error that names it, because a text
 //! would be cut in another way than the model has learnt. Knows nothing of the vocabulary.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
 use crate::tokenizer::SPACE;
+use crate::tokenizer::charsmap::Charsmap;
 use crate::tokenizer::normalize::Step;
 use crate::tokenizer::pretokenize::{Behavior, Split};
 use crate::tokenizer::wordpiece::Cleaner;
@@ -29,6 +32,8 @@ pub struct Cuts {
     pub byte_level: bool,
     /// At blanks and around punctuation, as BERT does it.
     pub bert: bool,
+    /// At blanks, before what follows.
+    pub blanks: bool,
 }
 
 /// What is put around a text's tokens.
@@ -62,6 +67,11 @@ pub fn normalizer(node: &Value) -> Parsed<Vec<Step>> {
             "NFD" => Step::Nfd,
             "NFKC" => Step::Nfkc,
             "NFKD" => Step::Nfkd,
+            "Precompiled" => {
+                let table = STANDARD.decode(text(node, "precompiled_charsmap")?).map_err(|why| why.to_string());
+                let table = table.and_then(|table| Charsmap::new(&table));
+                Step::Map(Box::new(table.map_err(|what| format!("normalizer Precompiled: {what}"))?))
+            }
             "Lowercase" => Step::Lowercase,
             "BertNormalizer" => {
                 let lowercases = flag(node, "lowercase", true)?;
@@ -106,6 +116,9 @@ pub fn pre_tokenizer(node: &Value) -> Parsed<Cuts> {
     let mut cuts = Cuts::default();
     each(node, "pre_tokenizer", "pretokenizers", 0, &mut |kind, node| {
         let first = cuts.splits.is_empty() && cuts.changes.is_empty();
+        if cuts.blanks && kind != "Metaspace" {
+            return Err(format!("pre_tokenizer {kind}: it follows WhitespaceSplit"));
+        }
         if cuts.bert || kind == "BertPreTokenizer" && !first {
             return Err(format!("pre_tokenizer {kind}: BertPreTokenizer is known by itself alone"));
         }
@@ -116,6 +129,7 @@ pub fn pre_tokenizer(node: &Value) -> Parsed<Cuts> {
         match kind {
             "Split" => cuts.splits.push(split(node)?),
             "BertPreTokenizer" => cuts.bert = true,
+            "WhitespaceSplit" if first => cuts.blanks = true,
             "Digits" => {
                 let pattern = if flag(node, "individual_digits", false)? { r"\p{N}" } else { r"\p{N}+" };
                 cuts.splits.push(Split::of(pattern, Behavior::Isolated, false)?);
@@ -136,8 +150,17 @@ pub fn pre_tokenizer(node: &Value) -> Parsed<Cuts> {
                 if !first {
                     return Err("pre_tokenizer Metaspace: it follows others".into());
                 }
+                let by_word = std::mem::take(&mut cuts.blanks);
                 if text(node, "replacement")? != SPACE {
                     return Err(format!("pre_tokenizer Metaspace: replacement is not {SPACE:?}"));
+                }
+                if by_word {
+                    if scheme(node)? != "always" {
+                        return Err("pre_tokenizer Metaspace: after WhitespaceSplit it marks every word".into());
+                    }
+                    cuts.changes.push(Step::Words(SPACE.into()));
+                    cuts.splits.push(Split::of_text(SPACE, Behavior::MergedWithNext, false)?);
+                    return Ok(());
                 }
                 cuts.changes.push(Step::ReplaceText(" ".into(), SPACE.into()));
                 match scheme(node)? {
@@ -153,7 +176,10 @@ pub fn pre_tokenizer(node: &Value) -> Parsed<Cuts> {
         }
         Ok(())
     })?;
-    Ok(cuts)
+    match cuts.blanks {
+        true => Err("pre_tokenizer WhitespaceSplit: it is known in front of Metaspace alone".into()),
+        false => Ok(cuts),
+    }
 }
 
 fn split(node: &Value) -> Parsed<Split> {

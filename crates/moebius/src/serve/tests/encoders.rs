@@ -40,7 +40,7 @@ fn off(found: &Value, exact: &Value) -> f64 {
 
 #[tokio::test]
 async fn vectors_are_those_of_transformers_alone_and_together() {
-    for name in ["bert", "bert_mean"] {
+    for name in ["bert", "bert_mean", "xlmr"] {
         let texts = golden(name, "texts");
         for file in files(name) {
             let server = server(&file);
@@ -63,8 +63,9 @@ async fn vectors_are_those_of_transformers_alone_and_together() {
 
 #[tokio::test]
 async fn pairs_are_scored() {
-    let pairs = golden("bert_rerank", "pairs");
-    for file in files("bert_rerank") {
+    for (name, file) in ["bert_rerank", "xlmr_rerank"].into_iter().flat_map(|name| files(name).map(|file| (name, file)))
+    {
+        let pairs = golden(name, "pairs");
         let server = server(&file);
         for pair in &pairs {
             let documents = json!([pair["document"], "x", pair["document"]]);
