@@ -266,6 +266,7 @@ pub fn small_model(more: bool) -> (ValidPlan, Arc<Checkpoint>) {
         layers: vec![None; ops.len()],
         ops,
         logits,
+        whole: false,
         draft: None,
     };
     (ValidPlan::new(plan).expect("valid"), Arc::new(checkpoint::from_bytes("two ops", file).expect("valid")))

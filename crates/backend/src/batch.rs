@@ -77,6 +77,10 @@ pub struct Takes {
     pub is_encoder: bool,
     /// Rows from each of [`Batch::rows`] on that the step merges.
     pub n_merged: usize,
+    /// Steps have whole texts ([`model::plan::Plan::whole`]).
+    pub whole: bool,
+    /// Rows of its tables of places, by axis, which places are below.
+    pub n_places: [usize; N_AXES],
 }
 
 impl Takes {
@@ -87,6 +91,8 @@ impl Takes {
             d_input: plan.d_input(),
             is_encoder: plan.is_encoder(),
             n_merged: plan.n_merged(),
+            whole: plan.whole,
+            n_places: plan.n_places(),
         }
     }
 }
@@ -441,11 +447,38 @@ impl Batch {
         }
     }
 
+    /// Checks a step of whole texts: each chunk is one, its tokens see each other, and have a place.
+    fn check_whole(&self, takes: Takes) -> Result<(), StepError> {
+        let bad = |why: String| Err(StepError::Batch(why));
+        let GivenRows { rows, tokens, places, spans } = &self.given;
+        if !rows.is_empty() || !tokens.is_empty() {
+            return bad("the batch has rows of images, and the program takes none".into());
+        }
+        let is_whole = |(c, span): (&Chunk, &Range<u32>)| c.pos == 0 && *span == (c.first..c.first + c.len);
+        if spans.len() != self.chunks.len() || !self.chunks.iter().zip(spans).all(is_whole) {
+            return bad("the program takes whole texts, and the batch has parts of some".into());
+        }
+        if places.len() != self.tokens.len() {
+            return bad(format!("{} tokens have {} places", self.tokens.len(), places.len()));
+        }
+        let is_known = |place: &[u32; N_AXES]| place.iter().zip(takes.n_places).all(|(&at, n)| (at as usize) < n);
+        if let Some(place) = places.iter().find(|place| !is_known(place)) {
+            return bad(format!("a token has place {place:?}, the model has {:?}", takes.n_places));
+        }
+        match self.asks.iter().all(|ask| *ask == Ask::Hidden) {
+            true => Ok(()),
+            false => bad("the batch asks for logits, and the program has none".into()),
+        }
+    }
+
     /// Checks rows that are given, positions and spans.
     fn check_given(&self, takes: Takes) -> Result<(), StepError> {
         let bad = |why: String| Err(StepError::Batch(why));
         let GivenRows { rows, tokens, places, spans } = &self.given;
         let n_tokens = self.tokens.len();
+        if takes.whole {
+            return self.check_whole(takes);
+        }
         if takes.is_encoder && tokens.len() != n_tokens {
             return bad(format!("{} of {n_tokens} patches have rows", tokens.len()));
         }

@@ -91,12 +91,14 @@ pub struct Kinds {
     pub window: Option<usize>,
     /// Recurrent state: a slot.
     pub state: bool,
+    /// No kind of memory: a step has whole sequences, whose tokens see each other ([`Plan::whole`]).
+    pub whole: bool,
 }
 
 impl Kinds {
     /// The kinds that sequences of `plan` take.
     pub fn of(plan: &Plan) -> Kinds {
-        Kinds { window: plan.window(), state: !plan.states.is_empty() }
+        Kinds { window: plan.window(), state: !plan.states.is_empty(), whole: plan.whole }
     }
 
     /// First block (of [`PAGE`] positions) that a token at `pos` attends to in the layers with a window.
@@ -469,6 +471,17 @@ impl CompileError {
         match plan.draft {
             Some(_) => Err(CompileError::Unsupported { backend, what: "run a head that drafts tokens".into() }),
             None => Ok(()),
+        }
+    }
+
+    /// Refuses an encoder of texts, for a backend that runs none.
+    ///
+    /// # Errors
+    /// [`CompileError::Unsupported`].
+    pub fn refuse_whole(backend: &'static str, plan: &Plan) -> Result<(), CompileError> {
+        match plan.whole {
+            true => Err(CompileError::Unsupported { backend, what: "run models that encode whole texts".into() }),
+            false => Ok(()),
         }
     }
 }

@@ -117,7 +117,7 @@ pub fn has_products(op: &Op) -> bool {
 /// The matrices of an op.
 fn matrices(op: &Op) -> Vec<(Weight, Access)> {
     let mut all = Vec::new();
-    if let Op::Embed { table, .. } = op {
+    if let Op::Embed { table, .. } | Op::EmbedPlace { table, .. } = op {
         all.push((*table, Access::Row));
     }
     for product in op.products() {

@@ -57,6 +57,9 @@ pub use file::{File, Identity, Pages, page_bytes};
 pub use meta::Metadata;
 pub use pages::{ResidentFiles, resident_files};
 pub use python_json::replace_numbers;
+/// The one side file of a folder inside it: how sentence-transformers pools the states of tokens.
+pub const POOLING: &str = "1_Pooling/config.json";
+
 pub use value::{Numbers, Strings, Text, Value, ValueKind};
 
 use bytes::Bytes;

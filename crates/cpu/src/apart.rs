@@ -295,6 +295,7 @@ fn only(plan: &Plan, ops: &[usize]) -> Plan {
         states: Vec::new(),
         ropes: Vec::new(),
         long_ropes: None,
+        whole: false,
         draft: None,
         ..plan.clone()
     }

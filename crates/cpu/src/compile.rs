@@ -254,6 +254,7 @@ impl Needs {
                     }
                 }
                 Op::Embed { .. }
+                | Op::EmbedPlace { .. }
                 | Op::Input { .. }
                 | Op::AddBias { .. }
                 | Op::Gelu { .. }
@@ -463,6 +464,7 @@ impl Lower<'_> {
         let view = |buf| self.view(buf);
         Ok(match *op {
             Op::Embed { table, scale, out } => OpStep::Embed { table: self.mat(table)?, scale, out: view(out) },
+            Op::EmbedPlace { table, axis, out } => OpStep::EmbedPlace { table: self.mat(table)?, axis, out: view(out) },
             Op::Input { x, first, mode } => OpStep::Input { x: view(x), first, mode },
             Op::AddBias { x, w } => OpStep::AddBias { x: view(x), w: self.vector(w)? },
             Op::Gelu { x, form } => OpStep::Gelu { x: view(x), form },

@@ -110,6 +110,7 @@ pub struct NormStep {
 /// An op of the plan with its buffers and weights resolved.
 pub enum OpStep {
     Embed { table: Mat, scale: f32, out: View },
+    EmbedPlace { table: Mat, axis: usize, out: View },
     Input { x: View, first: usize, mode: InputMode },
     AddBias { x: View, w: Vec<f32> },
     Gelu { x: View, form: Gelu },
@@ -591,6 +592,7 @@ impl Run<'_> {
     fn op(&mut self, op: &OpStep, caches: &[CacheView], ropes: &[RopeTable]) -> Result<(), Failure> {
         match *op {
             OpStep::Embed { ref table, scale, out } => embed::embed(self, table, scale, out),
+            OpStep::EmbedPlace { ref table, axis, out } => embed::embed_place(self, table, axis, out),
             OpStep::Input { x, first, mode } => embed::input(self, x, first, mode),
             OpStep::AddBias { x, ref w } => elementwise::add_bias(self, x, w),
             OpStep::Gelu { x, form } => elementwise::gelu(self, x, form),

@@ -29,6 +29,7 @@ pub mod folder;
 pub mod formats;
 pub mod grammar;
 pub mod images;
+pub mod pooling;
 pub mod sampler;
 pub mod scheduler;
 pub mod template;

@@ -20,6 +20,7 @@ use quant::WeightType;
 /// * `[0/2]` at the end means that every matrix of the tensor holds two matrices one above the other, and the first is
 ///   meant;
 /// * `=` in front means that the name is of GGUF's form after all, for what converters have fused;
+/// * `#` is the number of the layer, where `layers` does not name it;
 /// * `^` in front means that the module is next to the layers that draft, not in one of them.
 pub type Alias = (&'static str, &'static [&'static str]);
 
@@ -75,8 +76,16 @@ const COMMON: &[Alias] = &[
 ];
 
 /// In front of the modules of the text model.
-const ROOTS: &[&str] =
-    &["model.", "backbone.", "language_model.model.", "model.language_model.", "language_model.", ""];
+const ROOTS: &[&str] = &[
+    "model.",
+    "backbone.",
+    "language_model.model.",
+    "model.language_model.",
+    "language_model.",
+    "bert.",
+    "roberta.",
+    "",
+];
 
 /// In front of the layers that draft, where they are not numbered after the others (Qwen).
 const FURTHER_ROOTS: &[&str] = &["mtp.", "model.mtp.", "language_model.mtp.", "model.language_model.mtp."];
@@ -323,9 +332,11 @@ impl Place {
         });
         let apart = module.strip_prefix('^');
         let module = apart.unwrap_or(module);
+        let has_number = module.contains('#');
+        let module = module.replace('#', layer.unwrap_or_default());
         let layers = |n: String| format!("layers.{n}.");
         let own = further.map(|n| if apart.is_some() { String::new() } else { layers(n.to_string()) });
-        let layer = layer.map(|layer| layers(layer.into())).unwrap_or_default();
+        let layer = layer.filter(|_| !has_number).map(|layer| layers(layer.into())).unwrap_or_default();
         let roots: &[&str] = if gguf.is_some() || apart.is_some() { &[] } else { ROOTS };
         let further_roots: &[&str] = if gguf.is_some() || own.is_none() { &[] } else { FURTHER_ROOTS };
         let folder = roots.iter().map(move |root| (root, layer.clone()));

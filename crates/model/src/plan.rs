@@ -467,8 +467,11 @@ pub struct Plan {
     /// Layer of each op, as long as `ops`; `None` before the first layer and after the last. For messages, faults and
     /// the printed form only.
     pub layers: Vec<Option<u32>>,
-    /// The logits, `[R, n_vocab]`.
+    /// The logits, `[R, n_vocab]`; of a plan of whole texts its rows, of any width.
     pub logits: Buf,
+    /// Whether a step has whole texts, whose tokens see each other: an encoder of texts (BERT). Its rows are no logits
+    /// but what it makes of a text, a vector or scores, which programs return as hidden states.
+    pub whole: bool,
     /// The head that drafts further tokens, where it was asked for and the model has one.
     pub draft: Option<DraftHead>,
 }
@@ -509,6 +512,7 @@ impl Plan {
             ops: Vec::new(),
             layers: Vec::new(),
             logits: Buf(u32::MAX),
+            whole: false,
             draft: None,
         }
     }
@@ -541,7 +545,18 @@ impl Plan {
     /// Whether attention with this window sees the later tokens of a span. Layers without a window stay causal in
     /// models of text (Gemma 4).
     pub fn sees_spans(&self, window: Option<usize>) -> bool {
-        window.is_some() || self.is_encoder()
+        window.is_some() || self.is_encoder() || self.whole
+    }
+
+    /// Rows of the smallest table of each axis of places; `usize::MAX` for an axis without one.
+    pub fn n_places(&self) -> [usize; N_AXES] {
+        let mut n = [usize::MAX; N_AXES];
+        for op in &self.ops {
+            if let Op::EmbedPlace { table, axis, .. } = *op {
+                n[axis] = n[axis].min(self.weight(table).shape[0]);
+            }
+        }
+        n
     }
 
     /// Rows that follow each other in one row of a [`Op::Select`], the most of them; 1 in models of text.
@@ -560,6 +575,9 @@ impl Plan {
 
     /// Input of the logits, `[R, d]`: the rows behind the last norm. `None` where no plain matrix makes the logits.
     pub fn hidden(&self) -> Option<Buf> {
+        if self.whole {
+            return Some(self.logits);
+        }
         self.input_of(self.logits)
     }
 

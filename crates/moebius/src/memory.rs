@@ -2,7 +2,7 @@
 //!
 //! What a program takes comes from [`Backend::footprint`] alone. Knows plans and limits, and nothing of files.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use backend::residency::Residency;
 use backend::{Backend, Footprint, Kinds, Limits, PAGE, Part};
 use gpu::cuda::Cuda;
@@ -201,11 +201,16 @@ impl Units {
         checkpoints: [usize; 2],
     ) -> Limits {
         // Sequences of short contexts run together all the same.
-        let max_tokens = batch.min(positions.saturating_mul(sequences).max(1));
+        let most = positions.saturating_mul(sequences).max(1);
+        let max_tokens = if self.kinds.whole { batch.max(positions).min(most) } else { batch.min(most) };
         let window = self.window_pages(positions);
         let chunk = if window > 0 { max_tokens.div_ceil(PAGE) } else { 0 };
         // Each draft has a separate row.
-        let rows = sequences.saturating_mul(1 + self.drafts);
+        let rows = match self.kinds.whole {
+            // The rows of all tokens are pooled, in the step that computes them.
+            true => max_tokens,
+            false => sequences.saturating_mul(1 + self.drafts),
+        };
         Limits {
             max_tokens,
             max_outputs: if sequences > 1 { rows.max(MIN_ROWS) } else { rows }.min(max_tokens),
@@ -233,6 +238,9 @@ impl Units {
 /// A promise that cannot be kept, with the smallest one that can; a context or a batch that no engine has.
 pub fn fit(backend: &dyn Backend, plan: &ValidPlan, wish: &Wish, budget: Budget) -> Result<Fit> {
     check_wish(wish)?;
+    if let Some(ctx) = wish.ctx.filter(|&ctx| plan.whole && ctx > plan.n_ctx_train) {
+        bail!("--ctx is {ctx}, the model has {} positions", plan.n_ctx_train);
+    }
     let units = Units::of(backend, plan, wish.drafts);
     let (limits, sequences) = choose(&units, wish, plan.n_ctx_train, |limits| {
         budget.room(&backend.footprint(plan, Limits { n_pages: 0, n_window_pages: 0, n_states: 0, ..limits }))
@@ -501,7 +509,10 @@ fn keep(budget: Budget, footprint: &Footprint, least: impl FnOnce() -> Footprint
 
 /// As much of a wish as `room` holds, which says how much pages and states may take beside a step of such limits.
 fn choose(units: &Units, wish: &Wish, n_ctx_train: usize, room: impl Fn(Limits) -> Option<usize>) -> (Limits, usize) {
-    let most = n_ctx_train.clamp(PAGE, DEFAULT_CTX);
+    let most = match units.kinds.whole {
+        true => n_ctx_train.min(DEFAULT_CTX),
+        false => n_ctx_train.clamp(PAGE, DEFAULT_CTX),
+    };
     let mut sequences = wish.sequences;
     loop {
         // The room beside the largest step; a shorter context has no larger one.
@@ -571,7 +582,7 @@ mod tests {
 
     /// Pages of 128,000 bytes, window pages of 32,000, states of a megabyte.
     fn units(window: Option<usize>, state: bool) -> Units {
-        let kinds = Kinds { window, state };
+        let kinds = Kinds { window, state, whole: false };
         Units {
             page: 128_000,
             window_page: if window.is_some() { 32_000 } else { 0 },

@@ -376,6 +376,11 @@ impl Interpreter {
                 let rows = batch.tokens.iter().flat_map(|&id| table.row(id as usize));
                 *self.floats_mut(out) = rows.map(|v| v * scale).collect();
             }
+            Op::EmbedPlace { table, axis, out } => {
+                let table = self.matrix(table);
+                let rows = batch.places().flat_map(|place| table.row(place[axis] as usize));
+                *self.floats_mut(out) = rows.collect();
+            }
             Op::Input { x, first, mode } => {
                 let (d, d_input) = (self.width(x), self.plan.d_input().unwrap_or(0));
                 for (&token, row) in batch.given.tokens.iter().zip(batch.given.rows.chunks_exact(d_input)) {

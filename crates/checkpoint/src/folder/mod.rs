@@ -151,7 +151,7 @@ fn is_plain(name: &str) -> bool {
 
 /// Reads a text of the folder; `None` when there is no file of that name.
 pub(crate) fn side_file(folder: &Folder, name: &str) -> Result<Option<Slice>, Error> {
-    match is_plain(name) {
+    match is_plain(name) || name == crate::POOLING {
         true => folder.text(name),
         false => Err(Error::file(&folder.name(name), "is not the name of a file in the folder")),
     }

@@ -3,6 +3,7 @@
 
 mod cpu_law;
 mod cuda;
+mod encoders;
 mod golden;
 mod hidden;
 mod hybrid;

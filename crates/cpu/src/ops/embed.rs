@@ -1,4 +1,4 @@
-//! `embed`, `input` and `select`: rows by index.
+//! `embed`, `embed_place`, `input` and `select`: rows by index.
 
 use model::plan::InputMode;
 
@@ -16,6 +16,18 @@ pub fn embed(run: &mut Run, table: &Mat, scale: f32, out: View) {
             if scale != 1.0 {
                 row.iter_mut().for_each(|v| *v *= scale);
             }
+        }
+    });
+}
+
+/// `out[t,:] = dequant(table[place[t][axis],:])`.
+pub fn embed_place(run: &mut Run, table: &Mat, axis: usize, out: View) {
+    let places = &run.step.places;
+    over_rows(run.pool, places.len(), 4 * out.width, |_, rows| {
+        for t in rows {
+            // SAFETY: ranges of rows are disjoint between chunks.
+            let row = unsafe { out.row_mut(t) };
+            quant::decode_row(table.dtype, table.row(places[t][axis] as usize), row);
         }
     });
 }

@@ -216,7 +216,13 @@ impl Engine {
     pub fn new(program: Box<dyn Program>, vocabulary: Arc<dyn Vocabulary>, options: Options) -> Result<Engine, Error> {
         let limits = program.limits();
         let (n_vocab, kinds) = (program.n_vocab(), program.kinds());
-        let context = limits.max_positions.min(limits.n_pages.saturating_mul(PAGE));
+        let mut context = limits.max_positions.min(limits.n_pages.saturating_mul(PAGE));
+        let mut options = options;
+        if kinds.whole {
+            // A step has a text whole, which nothing that was computed before is a part of.
+            context = context.min(limits.max_tokens).min(limits.max_outputs);
+            options.prefix_cache = false;
+        }
         for (what, value, least) in [
             ("most tokens of a step", limits.max_tokens, 1),
             ("most outputs of a step", limits.max_outputs, 1),
@@ -278,7 +284,7 @@ impl Engine {
     /// drafts ([`backend::Limits::max_draft`]). Each draft takes a row of [`backend::Limits::max_outputs`] that no
     /// sequence needs.
     pub fn set_drafter(&mut self, drafter: Option<Box<dyn Drafter>>) {
-        self.drafter = drafter;
+        self.drafter = drafter.filter(|_| !self.kinds.whole);
     }
 
     /// Lets the model's own head draft up to `n` tokens of each answer from the next step on, in place of a drafter; 0
@@ -523,9 +529,11 @@ impl Engine {
         if n_tokens == 0 {
             return Err(Error::EmptyPrompt);
         }
-        if n_tokens >= self.context {
-            return Err(Error::PromptTooLong { n_tokens, needed: n_tokens + 1, context: self.context });
+        let n_answer = usize::from(!self.kinds.whole);
+        if n_tokens + n_answer > self.context {
+            return Err(Error::PromptTooLong { n_tokens, needed: n_tokens + n_answer, context: self.context });
         }
+        self.check_whole(request)?;
         let biased = request.sampling.logit_bias.iter().map(|&(id, _)| id);
         let (prompt, stops) = (request.tokens.iter().copied(), request.stop_tokens.iter().copied());
         check_ids("prompt token", prompt, n_vocab)?;
@@ -536,6 +544,16 @@ impl Engine {
         }
         match request.logprobs.max(request.prompt_logprobs) {
             Some(asked) if asked > MAX_LOGPROBS => Err(Error::Logprobs { asked, limit: MAX_LOGPROBS }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that a model of whole texts is asked for a vector of one, and others for no pair.
+    fn check_whole(&self, request: &Request) -> Result<(), Error> {
+        let is_pair = request.second.is_some();
+        match (self.kinds.whole, request.embedding) {
+            (true, None) => Err(Error::NoText { routes: "/v1/embeddings or /v1/rerank" }),
+            (false, _) if is_pair => Err(Error::Embedding("the model takes no pairs of texts")),
             _ => Ok(()),
         }
     }

@@ -8,6 +8,9 @@ use super::{Engine, ranks_before};
 impl Engine {
     /// Decides how many tokens of which sequences the step computes, and gives them pages.
     pub(super) fn plan(&mut self) {
+        if self.kinds.whole {
+            return self.plan_whole_texts();
+        }
         let mut budget = self.budget;
         let mut n_spare = self.spare_for_drafts();
         let mut n_rows = self.spare_rows();
@@ -34,6 +37,23 @@ impl Engine {
                 unused = share.saturating_sub(self.plan_chunk(i, share, &mut n_rows));
             }
             i += 1;
+        }
+    }
+
+    /// Plans as many whole texts as the step has room for, in order of rank; the first always fits.
+    fn plan_whole_texts(&mut self) {
+        while self.running.len() < self.options.max_running && self.admit() {}
+        let (mut n_tokens, mut n_rows) = (self.budget, self.max_outputs);
+        for sequence in &mut self.running {
+            let (n, rows) = (sequence.remaining(), sequence.n_rows_of_all());
+            if n <= n_tokens && rows <= n_rows {
+                sequence.plan_all(&mut self.memory);
+            }
+            if sequence.planned == 0 {
+                break;
+            }
+            n_tokens -= n;
+            n_rows -= rows;
         }
     }
 
@@ -265,6 +285,10 @@ impl Engine {
                 pictures.fill(pos..pos + sequence.planned, first, &mut batch.tokens[first..], &mut batch.given);
             }
             batch.push_drafts(sequence.drafts());
+            if let (true, Some(chunk)) = (self.kinds.whole, batch.chunks.last()) {
+                batch.given.spans.push(chunk.first..chunk.first + chunk.len);
+                batch.given.places.extend((0..chunk.len as usize).map(|position| sequence.place(position)));
+            }
             if let (true, Some(chunk)) = (has_pictures, batch.chunks.last()) {
                 let positions = chunk.pos as usize..(chunk.pos + chunk.len) as usize;
                 let place = |pos| sequence.pictures().map_or([pos as u32; 3], |pictures| pictures.place_of(pos));

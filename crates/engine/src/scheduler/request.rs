@@ -49,6 +49,9 @@ pub struct Request {
     /// Report the hidden state of the prompt, and generate nothing. But for [`Pooling::Last`], the prompt is then
     /// computed and not taken from the prefix cache.
     pub embedding: Option<Pooling>,
+    /// Index of the first token of the second text, where the prompt is a pair of texts for a model of whole texts
+    /// ([`backend::Kinds::whole`]).
+    pub second: Option<usize>,
     /// The images in the prompt, for a program that takes their features ([`backend::Program::d_input`]).
     pub pictures: Option<Arc<Pictures>>,
     /// Requests of higher priority are admitted first and preempted last.
@@ -75,6 +78,7 @@ impl Request {
             prompt_logprobs: None,
             routing: false,
             embedding: None,
+            second: None,
             pictures: None,
             priority: 0,
             cache_salt: 0,
@@ -346,6 +350,12 @@ pub enum Error {
         needed: usize,
         /// The engine's context: positions of a sequence, or of the whole cache where that is less.
         context: usize,
+    },
+    /// The model writes no text.
+    #[error("failed to submit the request: this is an embedding model and writes no text: use {routes}")]
+    NoText {
+        /// What it is for.
+        routes: &'static str,
     },
     /// A token id outside the vocabulary.
     #[error("failed to submit the request: {what} {index} has id {id}, the vocabulary has {n_vocab}")]

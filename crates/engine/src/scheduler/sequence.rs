@@ -102,6 +102,7 @@ pub(super) struct Sequence {
     /// Whether it asks which experts were chosen.
     pub routing: bool,
     embedding: Option<Pooling>,
+    second: Option<usize>,
     /// Images of its prompt.
     pictures: Option<Arc<Pictures>>,
     /// The sum of the hidden states up to `scored`, or the first one, where they are pooled, `[d_model]`.
@@ -170,6 +171,7 @@ impl Sequence {
             scored: 1,
             routing: request.routing,
             embedding: request.embedding,
+            second: request.second,
             pictures: request.pictures,
             pooled: Vec::new(),
             prompt_computed: 0,
@@ -283,6 +285,25 @@ impl Sequence {
         self.drafts.truncate(room - self.planned);
     }
 
+    /// As [`Sequence::plan`], all of its tokens or none.
+    pub fn plan_all(&mut self, memory: &mut Memory) {
+        self.plan(self.remaining(), memory);
+        if self.planned < self.remaining() {
+            self.unplan(memory);
+        }
+    }
+
+    /// Rows that a step of all its tokens returns.
+    pub fn n_rows_of_all(&self) -> usize {
+        self.scoring(self.remaining()).len() + 1
+    }
+
+    /// The place of a position in a model of whole texts: itself, and which text of a pair it is of.
+    pub fn place(&self, position: usize) -> [u32; 3] {
+        let is_second = self.second.is_some_and(|second| position >= second);
+        [position as u32, u32::from(is_second), 0]
+    }
+
     /// The images of its prompt.
     pub fn pictures(&self) -> Option<&Pictures> {
         self.pictures.as_deref()
@@ -335,6 +356,9 @@ impl Sequence {
     fn scoring(&self, planned: usize) -> Range<usize> {
         let first = self.held.computed;
         match self.looks_at_all() {
+            // The row of the first position is all that is pooled.
+            true if self.embedding == Some(Pooling::First) && self.scored > 1 => first..first,
+            true if self.embedding == Some(Pooling::First) => 0..(first + planned).min(self.n_prompt - 1).min(1),
             true => first.max(self.scored - 1)..(first + planned).min(self.n_prompt - 1).max(self.scored - 1),
             false => first..first,
         }

@@ -44,8 +44,12 @@ impl Tokenizer {
         if self.n_vocab() > n_vocab {
             return Err(Error::Fewer { found: self.n_vocab(), n_vocab });
         }
-        let Algorithm::Bpe(bpe) = &self.algorithm else {
-            return Err(Error::NoName { why: "it is of SentencePiece's kind already".into() });
+        let bpe = match &self.algorithm {
+            Algorithm::Bpe(bpe) => bpe,
+            Algorithm::Spm(_) => return Err(Error::NoName { why: "it is of SentencePiece's kind already".into() }),
+            Algorithm::WordPiece(_) | Algorithm::Unigram(_) => {
+                return Err(Error::NoName { why: "WordPiece and Unigram are not written to GGUF".into() });
+            }
         };
         let key = |name: &str| format!("tokenizer.ggml.{name}");
         let mut keys: Vec<(String, Value)> = Vec::new();
@@ -187,6 +191,9 @@ pub fn folder_texts(meta: &Metadata) -> Result<FolderTexts, Error> {
     let ordered = match &tokenizer.algorithm {
         Algorithm::Bpe(bpe) => bpe.merges().map(|(left, right, _)| (left, right)).collect(),
         Algorithm::Spm(spm) => joins(&tokenizer.vocab, spm, &in_model),
+        Algorithm::WordPiece(_) | Algorithm::Unigram(_) => {
+            return Err(Error::NoName { why: "it is no BPE, and stays as it is".into() });
+        }
     };
     let merges: Vec<_> = ordered.into_iter().map(|(left, right)| json!([text(left), text(right)])).collect();
     let unknown = tokenizer.unknown().filter(|_| !is_bytes).map(text);
@@ -258,7 +265,7 @@ impl Steps {
         let spaces = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
         let changes: Vec<_> = prepend.into_iter().chain([spaces]).collect();
         let cuts: Vec<_> = match &tokenizer.algorithm {
-            Algorithm::Spm(_) => Vec::new(),
+            Algorithm::Spm(_) | Algorithm::WordPiece(_) | Algorithm::Unigram(_) => Vec::new(),
             Algorithm::Bpe(_) => PreTokenizer::patterns(GEMMA4)?.into_iter().map(split).collect(),
         };
         let mut shown = vec![

@@ -4,12 +4,15 @@
 use checkpoint::{Metadata, Strings};
 
 use super::bpe::{Bpe, Uncovered, Units, char_byte, two_sides};
+use super::charsmap::Charsmap;
 use super::normalize::{Normalizer, Step};
-use super::pretokenize::PreTokenizer;
+use super::pretokenize::{Behavior, PreTokenizer, Split, Whole};
 use super::special::Specials;
 use super::spm::Spm;
+use super::unigram::{self, Unigram};
 use super::vocab::{TokenKind, Vocab, show};
-use super::{Algorithm, Error, Roles, SPACE, Tokenizer, roles};
+use super::wordpiece::{Cleaner, MAX_CHARS, WordPiece};
+use super::{Algorithm, Error, Roles, SPACE, Tokenizer, normalize, roles};
 
 /// Both a `tokenizer.ggml.model` and a `tokenizer.ggml.pre`.
 const GEMMA4: &str = "gemma4";
@@ -19,12 +22,14 @@ const BOS: &str = "tokenizer.ggml.bos_token_id";
 const EOS: &str = "tokenizer.ggml.eos_token_id";
 const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
 
-/// The three families of vocabularies that are read.
+/// The families of vocabularies that are read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Model {
     ByteLevel,
     Gemma4,
     SentencePiece,
+    WordPiece,
+    Unigram,
 }
 
 /// How the texts of a vocabulary stand for bytes.
@@ -36,6 +41,8 @@ pub enum Writing {
     Spaces,
     /// As they are.
     Plain,
+    /// A space before all but those that begin with `##`, which is left out.
+    Pieces,
 }
 
 impl Tokenizer {
@@ -53,6 +60,8 @@ impl Tokenizer {
             "gpt2" => Model::ByteLevel,
             GEMMA4 => Model::Gemma4,
             "llama" => Model::SentencePiece,
+            "bert" => Model::WordPiece,
+            "t5" => Model::Unigram,
             other => return Err(Error::Model { found: other.into() }),
         };
         let tokens: Vec<&[u8]> = meta.strings("tokenizer.ggml.tokens")?.iter().collect();
@@ -72,6 +81,21 @@ impl Tokenizer {
                 same_count("tokenizer.ggml.scores", scores.len(), n_vocab)?;
                 (Algorithm::Spm(Spm::new(&vocab, &scores, roles.unknown)?), true)
             }
+            Model::Unigram => {
+                let scores = meta.f32s("tokenizer.ggml.scores")?;
+                same_count("tokenizer.ggml.scores", scores.len(), n_vocab)?;
+                let unknown = roles.unknown.ok_or(Error::MissingId { flag: "tokenizer.ggml.model", key: UNKNOWN })?;
+                let split = Split::of_text(SPACE, Behavior::MergedWithNext, false);
+                let split = split.map_err(|what| Error::Charsmap { what })?;
+                let scores = unigram::scores_of(&vocab, scores.into_iter().map(f64::from))?;
+                let pre = PreTokenizer::of(vec![split], Whole::No);
+                (Algorithm::Unigram(Unigram::new(&vocab, pre, scores, unknown)?), false)
+            }
+            Model::WordPiece => {
+                let unknown = roles.unknown.ok_or(Error::MissingId { flag: "tokenizer.ggml.model", key: UNKNOWN })?;
+                // Converters write `▁` before what begins a word, and leave `##` out.
+                (Algorithm::WordPiece(WordPiece::new([SPACE, ""], unknown, MAX_CHARS)), true)
+            }
             Model::ByteLevel | Model::Gemma4 => {
                 let merges = merges(meta.strings("tokenizer.ggml.merges")?)?;
                 let units = if model == Model::Gemma4 { Units::Chars } else { Units::Bytes };
@@ -82,7 +106,8 @@ impl Tokenizer {
         };
         // Gemma 4 speaks nonsense without its BOS, and there are files that say to leave it out.
         let says_bos = if model == Model::Gemma4 { Some(true) } else { meta.opt_bool(ADD_BOS)? };
-        let says_eos = meta.opt_bool(ADD_EOS)?;
+        let is_encoder = matches!(model, Model::WordPiece | Model::Unigram);
+        let says_eos = meta.opt_bool(ADD_EOS)?.or(is_encoder.then_some(true));
         for (says, id, flag, key) in [(says_bos, roles.bos, ADD_BOS, BOS), (says_eos, roles.eos, ADD_EOS, EOS)] {
             if says == Some(true) && id.is_none() {
                 return Err(Error::MissingId { flag, key });
@@ -96,10 +121,20 @@ impl Tokenizer {
             specials: Specials::new(&vocab, also_special(&vocab), strips_right)?,
             before: roles.bos.filter(|_| says_bos.unwrap_or(bos_by_default)).into_iter().collect(),
             after: roles.eos.filter(|_| says_eos.unwrap_or(false)).into_iter().collect(),
-            normalizer: Normalizer((model == Model::Gemma4).then(spaces).into_iter().collect()),
+            normalizer: Normalizer(match model {
+                Model::Gemma4 => vec![spaces()],
+                // Files do not say; all models in use are of this kind, and llama.cpp knows no other.
+                Model::WordPiece => vec![Step::Clean(Box::new(Cleaner::new(true, true, true, true)))],
+                Model::Unigram => charsmap(meta)?.into_iter().chain([Step::Words(SPACE.into())]).collect(),
+                Model::ByteLevel | Model::SentencePiece => Vec::new(),
+            }),
+            pair: roles.bos.zip(roles.eos).filter(|_| is_encoder).map(|(cls, sep)| {
+                // RoBERTa has two marks between the texts.
+                [vec![cls], vec![sep; if model == Model::Unigram { 2 } else { 1 }], vec![sep]]
+            }),
             normalized: None,
             add_space_prefix,
-            strips_space: add_space_prefix,
+            strips_space: add_space_prefix || is_encoder,
             vocab,
             algorithm,
             roles,
@@ -114,6 +149,19 @@ fn merges(texts: &Strings) -> Result<Vec<(&[u8], &[u8])>, Error> {
         two_sides(merge).ok_or_else(bad)
     });
     sides.collect()
+}
+
+/// SentencePiece's table of what characters become, where the file has one.
+fn charsmap(meta: &Metadata) -> Result<Option<Step>, Error> {
+    const KEY: &str = "tokenizer.ggml.precompiled_charsmap";
+    if meta.get(KEY).is_none() {
+        return Ok(None);
+    }
+    let bytes: Option<Vec<u8>> = meta.u32s(KEY)?.into_iter().map(|byte| u8::try_from(byte).ok()).collect();
+    let map = bytes.ok_or_else(|| "it is no list of bytes".to_string()).and_then(|bytes| Charsmap::new(&bytes));
+    let step = map.map(|map| Step::Map(Box::new(map)));
+    let step = step.and_then(|step| normalize::check(std::iter::once(&step)).map(|()| step));
+    step.map(Some).map_err(|what| Error::Charsmap { what })
 }
 
 fn same_count(key: &'static str, found: usize, n_vocab: usize) -> Result<(), Error> {
@@ -144,6 +192,13 @@ pub fn piece(writing: Writing, id: u32, text: &[u8], kind: TokenKind, out: &mut 
         | (_, Writing::Plain) => {
             out.extend_from_slice(text);
         }
+        (_, Writing::Pieces) => match text.strip_prefix(b"##") {
+            Some(rest) => out.extend_from_slice(rest),
+            None => {
+                out.push(b' ');
+                out.extend_from_slice(text);
+            }
+        },
         (_, Writing::Bytes) => {
             let start = out.len();
             // A text with a character that stands for no byte is an added token's and stands for itself.
@@ -185,10 +240,15 @@ fn roles(meta: &Metadata, model: Model, vocab: &mut Vocab) -> Result<Roles, Erro
     let or_usual = |id: Option<u32>, usual: u32| {
         id.or_else(|| (model == Model::SentencePiece && (usual as usize) < n_vocab).then_some(usual))
     };
+    let is_bert = model == Model::WordPiece;
+    let named = |name: &str| vocab.id(name.as_bytes()).filter(|_| is_bert);
+    // What begins and ends a text of BERT has separate names and keys; the second is spelled so by llama.cpp.
+    let cls = role("tokenizer.ggml.cls_token_id")?.filter(|_| is_bert).or_else(|| named("[CLS]"));
+    let sep = role("tokenizer.ggml.seperator_token_id")?.filter(|_| is_bert).or_else(|| named("[SEP]"));
     let mut roles = Roles {
-        bos: or_usual(role(BOS)?, 1),
-        eos: or_usual(role(EOS)?, 2),
-        unknown: or_usual(role(UNKNOWN)?, 0),
+        bos: cls.or(or_usual(role(BOS)?, 1)),
+        eos: sep.or(or_usual(role(EOS)?, 2)),
+        unknown: or_usual(role(UNKNOWN)?, 0).or_else(|| named("[UNK]")),
         eot: role("tokenizer.ggml.eot_token_id")?,
         eom: role("tokenizer.ggml.eom_token_id")?,
         pad: role("tokenizer.ggml.padding_token_id")?,

@@ -6,6 +6,7 @@
 //! token the caller says ([`Encode::parse_special`]).
 
 mod bpe;
+mod charsmap;
 mod detokenize;
 mod export;
 mod json;
@@ -19,7 +20,9 @@ mod special;
 mod spm;
 mod stepper;
 mod tiktoken;
+mod unigram;
 mod vocab;
+mod wordpiece;
 
 pub use detokenize::{Decode, Detokenizer};
 pub use export::{FolderTexts, folder_texts};
@@ -32,7 +35,9 @@ use bpe::Bpe;
 use normalize::Normalizer;
 use special::{Part, Specials};
 use spm::Spm;
+use unigram::Unigram;
 use vocab::Vocab;
+use wordpiece::WordPiece;
 
 /// How SentencePiece vocabularies write a space.
 const SPACE: &str = "▁";
@@ -45,10 +50,14 @@ pub enum Error {
     Metadata(#[from] checkpoint::Error),
     #[error(transparent)]
     Folder(#[from] crate::folder::Error),
-    #[error("failed to use tokenizer.ggml.model {found:?}: supported are gpt2, gemma4, llama")]
+    #[error("failed to use tokenizer.ggml.model {found:?}: supported are gpt2, gemma4, llama, bert, t5")]
     Model { found: String },
     #[error("failed to use tokenizer.ggml.pre {found:?}: supported are {known}")]
     Pre { found: String, known: String },
+    #[error("failed to use tokenizer.ggml.precompiled_charsmap: {what}")]
+    Charsmap { what: String },
+    #[error("failed to use tokenizer.ggml.tokens: the tokens have {found} bytes together, at most {most} are allowed")]
+    Bytes { found: usize, most: usize },
     #[error("failed to write the tokenizer: it has {found} tokens, the model {n_vocab}")]
     Fewer { found: usize, n_vocab: usize },
     #[error("failed to write the tokenizer: {why}")]
@@ -108,6 +117,8 @@ pub struct Encode {
 enum Algorithm {
     Bpe(Bpe),
     Spm(Spm),
+    WordPiece(WordPiece),
+    Unigram(Unigram),
 }
 
 /// Tokens that have a role; `None` where the model has none.
@@ -132,6 +143,7 @@ pub struct Tokenizer {
     normalized: Option<Specials>, // strings that are looked for after the normalizer
     before: Vec<u32>,             // what `add_special` puts before a text
     after: Vec<u32>,              // and behind it
+    pair: Option<[Vec<u32>; 3]>,  // before, between and after two texts that are one input
     add_space_prefix: bool,       // a text begins with a space that `spm` adds
     strips_space: bool,           // the first space of a text is not shown
 }
@@ -164,6 +176,8 @@ impl Tokenizer {
         let drops = match &self.algorithm {
             Algorithm::Bpe(bpe) => bpe.drops(),
             Algorithm::Spm(spm) => spm.drops(),
+            // Control characters go, and what is unknown is one token.
+            Algorithm::WordPiece(_) | Algorithm::Unigram(_) => true,
         };
         if drops || self.specials.strips() || self.normalized.as_ref().is_some_and(Specials::strips) {
             return None;
@@ -196,7 +210,18 @@ impl Tokenizer {
                 }
                 Part::Text(range) => {
                     match &self.algorithm {
-                        Algorithm::Bpe(bpe) => self.encode_bpe(bpe, &text[range], first, how, ids),
+                        Algorithm::Bpe(bpe) => {
+                            let cut = |text: &str, ids: &mut Vec<u32>| bpe.encode(&self.vocab, text, ids);
+                            self.encode_part(&text[range], first, how, ids, cut);
+                        }
+                        Algorithm::Unigram(unigram) => {
+                            let cut = |text: &str, ids: &mut Vec<u32>| unigram.encode(text, ids);
+                            self.encode_part(&text[range], first, how, ids, cut);
+                        }
+                        Algorithm::WordPiece(pieces) => {
+                            let cut = |text: &str, ids: &mut Vec<u32>| pieces.encode(&self.vocab, text, ids);
+                            self.encode_part(&text[range], first, how, ids, cut);
+                        }
                         Algorithm::Spm(spm) => spm.encode(&self.vocab, &text[range], prefix, ids),
                     }
                     prefix = false;
@@ -209,14 +234,27 @@ impl Tokenizer {
         }
     }
 
+    /// Returns the tokens of two texts that are one input, a question and its answer, and the index of the first token
+    /// of the second; `None` where the model takes no such. Names of special tokens in them are text.
+    pub fn encode_pair(&self, first: &str, second: &str) -> Option<(Vec<u32>, usize)> {
+        let [before, between, after] = self.pair.as_ref()?;
+        let mut ids = before.clone();
+        self.encode_into(first, Encode::default(), &mut ids);
+        ids.extend_from_slice(between);
+        let at = ids.len();
+        self.encode_into(second, Encode::default(), &mut ids);
+        ids.extend_from_slice(after);
+        Some((ids, at))
+    }
+
     /// A text without the special strings that are looked for as it stands; `first`: it is the beginning of the whole.
-    fn encode_bpe(&self, bpe: &Bpe, text: &str, first: bool, how: Encode, ids: &mut Vec<u32>) {
+    fn encode_part(&self, text: &str, first: bool, how: Encode, ids: &mut Vec<u32>, cut: impl Fn(&str, &mut Vec<u32>)) {
         let text = self.normalizer.apply(text, first);
-        let Some(specials) = &self.normalized else { return bpe.encode(&self.vocab, &text, ids) };
+        let Some(specials) = &self.normalized else { return cut(&text, ids) };
         for part in specials.partition(&text, how.parse_special) {
             match part {
                 Part::Token(id) => ids.push(id),
-                Part::Text(range) => bpe.encode(&self.vocab, &text[range], ids),
+                Part::Text(range) => cut(&text[range], ids),
             }
         }
     }

@@ -7,7 +7,9 @@ use unicode_normalization::{
     IsNormalized, UnicodeNormalization, is_nfc_quick, is_nfd_quick, is_nfkc_quick, is_nfkd_quick,
 };
 
+use super::charsmap::Charsmap;
 use super::stepper::Stepper;
+use super::wordpiece::Cleaner;
 
 /// Most steps. Files in use have one to four.
 const MAX_STEPS: usize = 32;
@@ -38,6 +40,12 @@ pub enum Step {
     ReplaceText(String, String),
     /// Blanks are taken off the left end, the right end.
     Strip(bool, bool),
+    /// BERT's.
+    Clean(Box<Cleaner>),
+    /// SentencePiece's table.
+    Map(Box<Charsmap>),
+    /// Blanks go, and each word between them begins with a text.
+    Words(String),
 }
 
 /// Changes, one after the other.
@@ -76,6 +84,7 @@ impl Normalizer {
             Step::Nfkc | Step::Nfkd => Some(12),
             Step::ReplaceText(from, to) if !to.is_empty() => Some(from.len().div_ceil(to.len())),
             Step::ReplaceText(..) | Step::Replace(..) | Step::Strip(..) => None,
+            Step::Clean(_) | Step::Map(_) | Step::Words(_) => None,
         };
         self.0.iter().try_fold(1usize, |times, one| step(one)?.checked_mul(times))
     }
@@ -106,6 +115,11 @@ impl Step {
             Self::Replace(_, to) => (len(to).max(1.0), 0.0),
             Self::ReplaceText(from, to) => ((len(to) / len(from)).max(1.0), 0.0),
             Self::Strip(..) => (1.0, 0.0),
+            Self::Map(map) => (map.growth(), 0.0),
+            // A blank stands between two words.
+            Self::Words(prefix) => (f64::midpoint(len(prefix), 1.0).max(1.0), len(prefix)),
+            // Spaces around three bytes, decomposed, in lower case.
+            Self::Clean(_) => (5.0 / 3.0 * 3.0 * 1.5, 0.0),
         }
     }
 
@@ -118,6 +132,16 @@ impl Step {
             Self::Nfd => unless(is_nfd_quick(text.chars())).then(|| text.nfd().collect()),
             Self::Nfkc => unless(is_nfkc_quick(text.chars())).then(|| text.nfkc().collect()),
             Self::Nfkd => unless(is_nfkd_quick(text.chars())).then(|| text.nfkd().collect()),
+            Self::Map(map) => Some(map.apply(text)),
+            Self::Words(prefix) => {
+                let mut out = String::with_capacity(text.len() + text.len() / 2);
+                for word in text.split_whitespace() {
+                    out.push_str(if word.starts_with(prefix.as_str()) { "" } else { prefix });
+                    out.push_str(word);
+                }
+                Some(out)
+            }
+            Self::Clean(cleaner) => Some(cleaner.apply(text)),
             Self::Lowercase => Some(text.chars().flat_map(char::to_lowercase).collect()),
             _ if text.is_empty() => None,
             Self::Prepend(prefix) => before(prefix),

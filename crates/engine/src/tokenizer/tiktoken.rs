@@ -67,6 +67,7 @@ pub fn read(file: &SideFile, tokens: &folder::Tokens) -> Result<Tokenizer, Error
         strips_space: false,
         vocab,
         algorithm: Algorithm::Bpe(bpe),
+        pair: None,
         roles,
     })
 }

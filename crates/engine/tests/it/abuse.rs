@@ -68,7 +68,7 @@ fn any_action() -> impl Strategy<Value = Action> {
 
 fn any_kinds() -> impl Strategy<Value = Kinds> {
     let window = prop_oneof![Just(None), (1..120usize).prop_map(Some)];
-    (window, any::<bool>()).prop_map(|(window, state)| Kinds { window, state })
+    (window, any::<bool>()).prop_map(|(window, state)| Kinds { window, state, whole: false })
 }
 
 /// Window pages and states are as few as one sequence needs, or some more.

@@ -21,3 +21,4 @@ mod tokenizer;
 mod tokenizer_goldens;
 mod tokenizer_json;
 mod toy;
+mod wordpiece;

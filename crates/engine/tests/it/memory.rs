@@ -12,9 +12,9 @@ use model::plan::{Cache, Op, ValidPlan};
 use crate::fixtures;
 use crate::toy::*;
 
-const STATE: Kinds = Kinds { window: None, state: true };
-const WINDOW: Kinds = Kinds { window: Some(40), state: false };
-const BOTH: Kinds = Kinds { window: Some(100), state: true };
+const STATE: Kinds = Kinds { window: None, state: true, whole: false };
+const WINDOW: Kinds = Kinds { window: Some(40), state: false, whole: false };
+const BOTH: Kinds = Kinds { window: Some(100), state: true, whole: false };
 
 /// Room for everything, and long prompts.
 fn wide() -> Limits {
@@ -77,7 +77,7 @@ fn a_prefix_is_gone_on_from_where_all_memory_is() {
 #[test]
 fn windows_are_given_back() {
     for (window, least) in [(1, 1), (33, 2), (34, 3), (100, 5)] {
-        let kinds = Kinds { window: Some(window), state: false };
+        let kinds = Kinds { window: Some(window), state: false, whole: false };
         // A page more than the window, so that a chunk of a page is always possible.
         let limits = Limits { max_tokens: PAGE, n_window_pages: least + 1, ..wide() };
         let mut engine = calm(kinds, limits);

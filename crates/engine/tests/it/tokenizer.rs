@@ -302,7 +302,7 @@ fn small(model: &str, changes: &[(&str, Option<Value>)]) -> Result<Tokenizer, St
 fn vocabularies_that_lie_are_refused_by_name() {
     let changes: &[(&str, &str, Option<Value>, &[&str])] = &[
         ("gpt2", MODEL, None, &[MODEL]),
-        ("gpt2", MODEL, Some("bert".into()), &["\"bert\"", "gpt2, gemma4, llama"]),
+        ("gpt2", MODEL, Some("rwkv".into()), &["\"rwkv\"", "gpt2, gemma4, llama"]),
         ("gpt2", MODEL, Some(7u32.into()), &[MODEL, "u32"]),
         ("gpt2", PRE, Some("gpt-9".into()), &[PRE, "\"gpt-9\"", "qwen2", "llama-bpe"]),
         ("gpt2", TOKENS, None, &[TOKENS]),

@@ -3,6 +3,8 @@
 
 use std::path::Path;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use checkpoint::Checkpoint;
 use engine::folder;
 use engine::tokenizer::{Encode, TokenKind, Tokenizer};
@@ -244,9 +246,13 @@ fn files_that_lie_are_refused_by_name() {
     let wide = json!({"type": "Sequence", "normalizers": vec![json!({"type": "NFC"}); 5000]});
     let split = |pattern: &str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"});
     let template = |ids: Value| json!({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}], "special_tokens": {"<s>": {"ids": ids}}});
+    let charsmap = |bytes: &[u8]| json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode(bytes)});
+    // Every byte leads back to the root.
+    let units = (0..256u32).flat_map(|byte| (byte << 10 | byte).to_le_bytes());
+    let loops: Vec<u8> = 1024u32.to_le_bytes().into_iter().chain(units).collect();
     for (at, value, wanted) in [
-        ("/model/type", json!("Unigram"), "model type \"Unigram\" is not supported, BPE is"),
-        ("/model/vocab", json!([["a", 0.5]]), "the vocabulary is a list, in BPE models it is an object"),
+        ("/model/type", json!("WordLevel"), "model type \"WordLevel\" is not supported, BPE, WordPiece and"),
+        ("/model/vocab", json!([["a", 0.5]]), "the vocabulary of a Unigram model is a list"),
         ("/model/vocab", json!({}), "merge 0, \"a b\", names \"a\", which is no token"),
         ("/model/vocab/a", json!(1), "tokens \"a\" and \"b\" both have id 1"),
         ("/model/vocab/a", json!(-1), "invalid value: integer `-1`, expected u32"),
@@ -267,7 +273,11 @@ fn files_that_lie_are_refused_by_name() {
         ("/model/end_of_word_suffix", json!("</w>"), "model end_of_word_suffix is not supported"),
         ("/normalizer", deep, "normalizer: sequences nest more than 8 deep"),
         ("/normalizer", wide, "a step has more than 4096 values"),
-        ("/normalizer", json!({"type": "Precompiled"}), "normalizer \"Precompiled\" is not known"),
+        ("/normalizer", json!({"type": "Nmt"}), "normalizer \"Nmt\" is not known"),
+        ("/normalizer", json!({"type": "Precompiled"}), "precompiled_charsmap is no text"),
+        ("/normalizer", charsmap(&[0, 0, 0, 1]), "normalizer Precompiled: it ends before its tree does"),
+        ("/normalizer", charsmap(&[0, 0, 0, 0, 255]), "normalizer Precompiled: its texts are not UTF-8"),
+        ("/normalizer", charsmap(&loops), "normalizer Precompiled: its tree has loops"),
         (
             "/normalizer",
             json!({"type": "Prepend", "prepend": "x".repeat(65)}),
@@ -305,7 +315,7 @@ fn files_that_lie_are_refused_by_name() {
         ("/pre_tokenizer", json!({"type": "Metaspace", "replacement": "_"}), "replacement is not \"▁\""),
         ("/post_processor", template(json!([9])), "post_processor: token 9 is put around texts, there are 8 tokens"),
         ("/post_processor", template(json!([])), "post_processor: token \"<s>\" has no ids"),
-        ("/post_processor", json!({"type": "BertProcessing"}), "post_processor \"BertProcessing\" is not known"),
+        ("/post_processor", json!({"type": "Odd"}), "post_processor \"Odd\" is not known"),
         ("/decoder", json!({"type": "WordPiece"}), "decoder \"WordPiece\" is not known in this form"),
     ] {
         let mut file = small();

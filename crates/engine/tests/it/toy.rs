@@ -66,12 +66,12 @@ pub fn mix(h: u64, x: u64) -> u64 {
 
 /// Every mix of memories: none but pages, state, windows narrower and wider than a page, both.
 pub const KINDS: [Kinds; 6] = [
-    Kinds { window: None, state: false },
-    Kinds { window: None, state: true },
-    Kinds { window: Some(1), state: false },
-    Kinds { window: Some(40), state: false },
-    Kinds { window: Some(33), state: true },
-    Kinds { window: Some(100), state: true },
+    Kinds { window: None, state: false, whole: false },
+    Kinds { window: None, state: true, whole: false },
+    Kinds { window: Some(1), state: false, whole: false },
+    Kinds { window: Some(40), state: false, whole: false },
+    Kinds { window: Some(33), state: true, whole: false },
+    Kinds { window: Some(100), state: true, whole: false },
 ];
 
 /// Moves a state past a token.

@@ -394,7 +394,7 @@ impl<'a> Lower<'a> {
                 let draft = Draft::new(sources::SCALE_BY, "scale_by").bind(0, self.buf(x)).bind(1, self.vector(w));
                 self.elementwise(draft, 2, self.rows(x), self.width(x), &[]);
             }
-            Op::Input { mode: InputMode::All, .. } | Op::AddBias { .. } | Op::Gelu { .. } => {
+            Op::Input { mode: InputMode::All, .. } | Op::EmbedPlace { .. } | Op::AddBias { .. } | Op::Gelu { .. } => {
                 return Err(unsupported(format!("run {}, of image encoders", op.name())));
             }
             Op::Input { x, first, mode } => {

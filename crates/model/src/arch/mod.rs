@@ -5,6 +5,7 @@
 
 mod afmoe;
 mod arcee;
+mod bert;
 mod cohere2;
 mod deepseek2;
 mod dots1;
@@ -165,6 +166,10 @@ pub const ARCHS: &[Arch] = &[
         models: "LFM2-8B-A1B, LFM2.5-8B-A1B, LFM2-24B-A2B" },
     Arch { gguf: &["kimi-linear"], folder: &["kimi_linear"], build: kimi_linear::build,
         models: "Kimi-Linear-48B-A3B" },
+    Arch { gguf: &["bert"], folder: &["bert"], build: bert::build,
+        models: "Embeddings: BGE small to large, E5, GTE, all-MiniLM; rerankers: ms-marco-MiniLM" },
+    Arch { gguf: &[], folder: &["xlm-roberta", "roberta"], build: bert::build_roberta,
+        models: "Embeddings: BGE-M3, multilingual E5; rerankers: BGE v2 M3" },
     Arch { gguf: &["gpt-oss"], folder: &["gpt_oss"], build: gptoss::build,
         models: "gpt-oss-20B, 120B" },
 ];

@@ -36,6 +36,12 @@ impl<'a> Builder<'a> {
         self
     }
 
+    /// Steps have whole texts, and the plan's rows are what it makes of them ([`Plan::whole`]).
+    pub fn whole(&mut self) -> &mut Self {
+        self.plan.whole = true;
+        self
+    }
+
     /// Tensors from this layer on may be unused: files keep layers there that predict further tokens.
     pub fn skip_layers_from(&mut self, n_layer: usize) -> &mut Self {
         self.n_layer = Some(n_layer);

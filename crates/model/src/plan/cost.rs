@@ -122,6 +122,7 @@ impl Plan {
                 | Op::ScaleBy { .. }
                 | Op::AddBias { .. }
                 | Op::Embed { .. }
+                | Op::EmbedPlace { .. }
                 | Op::Input { .. } => {}
                 Op::HeadNorm { w: None, .. }
                 | Op::Center { .. }
@@ -141,7 +142,7 @@ impl Plan {
         }
         // Last, so that a tied table counts as embeddings.
         for op in self.all_ops() {
-            if let Op::Embed { table, .. } = op {
+            if let Op::Embed { table, .. } | Op::EmbedPlace { table, .. } = op {
                 set(*table, Kind::Embed);
             }
         }
@@ -189,6 +190,7 @@ impl Plan {
                 | Op::RmsNorm { .. }
                 | Op::Center { .. }
                 | Op::Embed { .. }
+                | Op::EmbedPlace { .. }
                 | Op::Input { .. }
                 | Op::GatedLinear { .. }
                 | Op::GatedAct { .. }
@@ -215,6 +217,7 @@ impl Plan {
                 Op::Select { .. }
                 | Op::HeadLinear { .. }
                 | Op::Embed { .. }
+                | Op::EmbedPlace { .. }
                 | Op::Input { .. }
                 | Op::AddBias { .. }
                 | Op::Gelu { .. }
@@ -283,7 +286,7 @@ impl Plan {
 
     fn active(&self, op: &Op, all: impl Fn(&WeightDecl) -> usize, row: impl Fn(&WeightDecl) -> usize) -> usize {
         match op {
-            Op::Embed { table, .. } => row(self.weight(*table)),
+            Op::Embed { table, .. } | Op::EmbedPlace { table, .. } => row(self.weight(*table)),
             Op::Experts { ids, .. } => {
                 let n_used = self.buf(*ids).width;
                 let mut stacks = op.weights();

@@ -129,6 +129,7 @@ mod tests {
             layers: vec![None; ops.len()],
             ops,
             logits: Buf(0),
+            whole: false,
             draft: None,
         }
     }

@@ -14,6 +14,13 @@ pub enum Op {
         scale: f32,
         out: Buf, // [T, d]
     },
+    /// `out[t,:] = dequant(table[place[t][axis],:])`: learned positions, and rows for the first and second text of a
+    /// pair, which are axes of a token's place.
+    EmbedPlace {
+        table: Weight, // [n, d]
+        axis: usize,
+        out: Buf, // [T, d]
+    },
     /// Rows that the step is given, the numbers from `first` on: in place of the rows of `x`, or added to them.
     Input {
         x: Buf, // [T, d]
@@ -285,6 +292,7 @@ impl Op {
     pub fn name(&self) -> &'static str {
         match self {
             Op::Embed { .. } => "embed",
+            Op::EmbedPlace { .. } => "embed_place",
             Op::Input { .. } => "input",
             Op::Linear { .. } => "linear",
             Op::GatedLinear { .. } => "gated_linear",
@@ -321,7 +329,7 @@ impl Op {
     pub fn for_each_buf_mut(&mut self, mut f: impl FnMut(&mut Buf, Access)) {
         use Access::{Read, Update, Write};
         match self {
-            Op::Embed { out, .. } => f(out, Write),
+            Op::Embed { out, .. } | Op::EmbedPlace { out, .. } => f(out, Write),
             Op::Input { x, mode, .. } => f(x, if *mode == InputMode::All { Write } else { Update }),
             Op::Linear { x, parts } => {
                 f(x, Read);
@@ -422,6 +430,7 @@ impl Op {
         match self {
             Op::CausalConv { state, .. } | Op::DeltaNet { state, .. } => Some(*state),
             Op::Embed { .. }
+            | Op::EmbedPlace { .. }
             | Op::Input { .. }
             | Op::AddBias { .. }
             | Op::Gelu { .. }
@@ -463,6 +472,7 @@ impl Op {
                 Product { weights: vec![down], x: hidden, ids: Some(ids), transposed: false },
             ],
             Op::Embed { .. }
+            | Op::EmbedPlace { .. }
             | Op::Input { .. }
             | Op::AddBias { .. }
             | Op::Gelu { .. }
@@ -493,7 +503,7 @@ impl Op {
     /// Every weight of the op, in the order of its fields.
     pub fn weights(&self) -> Vec<Weight> {
         match self {
-            Op::Embed { table, .. } => vec![*table],
+            Op::Embed { table, .. } | Op::EmbedPlace { table, .. } => vec![*table],
             Op::Linear { parts, .. } => parts.iter().flat_map(|part| [Some(part.w), part.bias]).flatten().collect(),
             Op::GatedLinear { gate, up, .. } => vec![*gate, *up],
             Op::RmsNorm { w, .. } | Op::GatedNorm { w, .. } => vec![*w],

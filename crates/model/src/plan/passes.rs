@@ -49,7 +49,15 @@ pub fn select_early(plan: &mut Plan) {
     }
     let between = first..last.max(first);
     let of_tokens = |op: &Op| {
-        matches!(op, Op::Embed { .. } | Op::Input { .. } | Op::KvAppend { .. } | Op::HeadNorm { .. } | Op::Rope { .. })
+        matches!(
+            op,
+            Op::Embed { .. }
+                | Op::EmbedPlace { .. }
+                | Op::Input { .. }
+                | Op::KvAppend { .. }
+                | Op::HeadNorm { .. }
+                | Op::Rope { .. }
+        )
     };
     if plan.ops[between.clone()].iter().any(of_tokens) {
         return;
@@ -86,6 +94,8 @@ pub fn select_early(plan: &mut Plan) {
     for op in &mut plan.ops[last..] {
         op.for_each_buf_mut(|buf, _| *buf = if *buf == out { selected } else { *buf });
     }
+    // Rows of an encoder are what is selected, and nothing reads them further.
+    plan.logits = if plan.logits == out { selected } else { plan.logits };
     plan.ops.remove(last);
     plan.layers.remove(last);
     let layer = plan.layers[first - 1];

@@ -140,6 +140,7 @@ impl Printer<'_> {
         let update = |x: &str, rest: String| format!("{name:<13}{x} {rest}\n");
         match *op {
             Op::Embed { table, scale, out } => line(&self.decl(out), format!("{}[id]{}", self.w(table), times(scale))),
+            Op::EmbedPlace { table, axis, out } => line(&self.decl(out), format!("{}[place {axis}]", self.w(table))),
             Op::Linear { x, ref parts } => {
                 let mut text = String::new();
                 for (i, part) in parts.iter().enumerate() {

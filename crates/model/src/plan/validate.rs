@@ -135,6 +135,10 @@ impl Validator<'_> {
                 format!("cache {i}: values of {} cannot be a part of keys of {}", c.d_v, c.d_k)
             })?;
         }
+        let is_part = plan.draft.is_some() || plan.is_encoder() || !plan.states.is_empty() || plan.window().is_some();
+        ensure(!plan.whole || !is_part, || {
+            "a plan of whole texts has a draft head, images, recurrent states or a cache with a window".into()
+        })?;
         for (i, s) in plan.states.iter().enumerate() {
             ensure(s.n > 0, || format!("state {i} ({}) has no numbers", s.what))?;
         }
@@ -201,6 +205,7 @@ impl Validator<'_> {
                 inside("cache", cache.0, self.plan.caches.len())
             }
             Op::Embed { .. }
+            | Op::EmbedPlace { .. }
             | Op::Input { .. }
             | Op::AddBias { .. }
             | Op::Gelu { .. }
@@ -262,6 +267,16 @@ impl Validator<'_> {
                 let width = plan.buf(out).width;
                 self.floats(out, Rows::Tokens, width)?;
                 self.shape("table", table, &[plan.n_vocab, width])
+            }
+            Op::EmbedPlace { table, axis, out } => {
+                // Other steps say no places of their tokens, or such as no table has rows for.
+                ensure(plan.whole, || "has tables of places, and steps of parts of texts".into())?;
+                ensure(axis < N_AXES, || format!("places have {N_AXES} axes, this is {axis}"))?;
+                self.floats(out, Rows::Tokens, width(out))?;
+                match *plan.weight(table).shape.as_slice() {
+                    [n, d] if n > 0 && d == width(out) => Ok(()),
+                    ref shape => Err(format!("table has shape {shape:?}, expected rows of {}", width(out))),
+                }
             }
             Op::Input { x, first, .. } => {
                 self.floats(x, Rows::Tokens, width(x))?;
@@ -340,8 +355,8 @@ impl Validator<'_> {
             }
             Op::KvAppend { cache, k, v } => {
                 let c = plan.cache(cache);
-                // The layers of an image encoder, whose steps are whole images, share one.
-                let again = state.appended[cache.0 as usize] && !plan.is_encoder();
+                // Where steps are whole images or texts, layers may share one.
+                let again = state.appended[cache.0 as usize] && !plan.is_encoder() && !plan.whole;
                 ensure(!again, || format!("cache {} is appended to twice", cache.0))?;
                 state.appended[cache.0 as usize] = true;
                 self.floats(k, Rows::Tokens, c.n_kv * c.d_k)?;
@@ -526,7 +541,8 @@ impl Validator<'_> {
         let known = (logits.0 as usize) < self.plan.bufs.len();
         ensure(known, || format!("{what} are buffer {} of {}", logits.0, self.plan.bufs.len()))?;
         ensure(state.written[logits.0 as usize], || format!("no op writes the {what}"))?;
-        self.buffer(logits, Rows::Outputs, self.plan.n_vocab, Elem::F32)
+        let width = if self.plan.whole { self.plan.buf(logits).width } else { self.plan.n_vocab };
+        self.buffer(logits, Rows::Outputs, width, Elem::F32)
     }
 
     fn buffer(&self, buf: Buf, rows: Rows, width: usize, elem: Elem) -> Check {

@@ -65,6 +65,7 @@ const PUBLISHED: &[(&str, &str)] = &[
     ("nemotron_h", "nemotron_h_dense"),
     ("falcon-h1", "falcon_h1"),
     ("kimi-linear", "kimi_linear"),
+    ("bert", "../encoders/bert_rerank"),
 ];
 
 /// Those that are written fused as well: latents with dense and routed layers, recurrent states, windows with norms

@@ -117,6 +117,13 @@ const CASES: &[Case] = &[
         let w = Weight(p.weights.iter().position(|w| w.name == "blk.0.ffn_gate_exps.weight").unwrap() as u32);
         Op::HeadLinear { x: find(p, "q.0"), w, transposed: true, out: find(p, "k.0") }
     }), "(head_linear): q.0 is F32 [Tokens, 128], expected F32 [Tokens, 2048]"),
+    Case(|p| insert(p, |p| Op::EmbedPlace { table: Weight(0), axis: 0, out: find(p, "x") }),
+        "(embed_place): has tables of places, and steps of parts of texts"),
+    Case(|p| { p.whole = true; insert(p, |p| Op::EmbedPlace { table: Weight(0), axis: 3, out: find(p, "x") }) },
+        "(embed_place): places have 3 axes, this is 3"),
+    Case(|p| { p.whole = true; insert(p, |p| Op::EmbedPlace { table: Weight(0), axis: 0, out: find(p, "k.0") }) },
+        "(embed_place): table has shape [96, 256], expected rows of 64"),
+    Case(|p| { p.whole = true; p.caches[0].window = Some(9) }, "a plan of whole texts has a draft head, images"),
     Case(|p| p.caches[0].v_in_k = true, "(kv_append): gives values to cache 0, which has them in its keys"),
     Case(|p| op(p, "kv_append", |o| if let Op::KvAppend { v, .. } = o { *v = None }), "gives no values to cache 0"),
     Case(|p| { p.caches[0].v_in_k = true; p.caches[0].d_v = 33 }, "cache 0: values of 33 cannot be a part of keys of 32"),

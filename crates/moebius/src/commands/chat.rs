@@ -62,6 +62,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
         n_again: 0,
         n_left_out: 0,
     };
+    load::Whole::refuse(chat.session.whole)?;
     if chat.session.template.is_none() {
         bail!("the model has no chat template: name one with --chat-template-file, or use `moebius run --raw`");
     }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::answer::{Interrupt, Interrupted, drafts_summary, generate, streamed_summary, summary};
 use crate::args::RunArgs;
-use crate::load::{self, EngineSetup, Sequence, Session, Shown};
+use crate::load::{self, EngineSetup, Sequence, Session, Shown, Whole};
 use crate::out::note;
 use crate::show::Show;
 use crate::{find, input, routes};
@@ -32,6 +32,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
     let setup = EngineSetup::drafting(&args.engine, args.draft)?;
     let model = if args.image.is_empty() { model } else { model.seeing(&args.sight)? };
     let mut session = load::start_with(model, &setup)?;
+    Whole::refuse(session.whole)?;
     session.set_thoughts(&args.template);
     session.placement.iter().filter(|_| !args.quiet).for_each(|placement| note!("{placement}"));
     session.warning.iter().for_each(|warning| note!("warning: {warning}"));

@@ -18,7 +18,7 @@ use model::arch::Stretch;
 use model::plan::{Plan, ValidPlan};
 
 pub use self::sequence::{Sequence, Traced, Wanted};
-pub use self::session::{Session, start, start_prepared, start_with};
+pub use self::session::{Session, Whole, start, start_prepared, start_with};
 pub use self::setup::{EngineSetup, Prepared};
 pub use self::sight::{Eyes, Shown, Sight, image_file};
 use crate::args::DraftArg;

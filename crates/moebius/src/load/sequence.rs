@@ -10,7 +10,7 @@ use checkpoint::{Checkpoint, Kind};
 use engine::images::Pictures;
 use model::plan::ValidPlan;
 
-use super::{EngineSetup, Model};
+use super::{EngineSetup, Model, Whole};
 use crate::args::EngineArgs;
 use crate::compare;
 use crate::device::Prefer;
@@ -78,6 +78,7 @@ impl Sequence {
             Some(split) => Some(split),
             None => setup.whole_streamed(model, positions)?,
         };
+        Whole::refuse(Whole::of(&model.plan))?;
         let (backend, plan, limits) = match parted {
             Some(parted) => parted,
             None => {

@@ -3,16 +3,18 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use backend::{Footprint, Limits};
 use checkpoint::Checkpoint;
 use engine::folder;
 use engine::formats::{Ask, Format};
 use engine::grammar::{Constraint, Grammars, Rule};
+use engine::pooling;
 use engine::sampler::SamplerParams;
 use engine::scheduler::{Engine, Options, Pooling, PromptLookup};
 use engine::template::{Chat, ChatTemplate};
 use engine::tokenizer::{Encode, Tokenizer};
+use model::plan::Plan;
 use serde_json::Value;
 
 use super::{EngineSetup, Eyes, Model, Prepared, compile_template, describe, file_type, n_params};
@@ -66,6 +68,8 @@ pub struct Session {
     grammars: OnceCell<Grammars>,
     /// How it makes one vector of a text.
     pub pooling: Pooling,
+    /// What it makes of whole texts, where it writes none.
+    pub whole: Option<Whole>,
     /// It was trained to say whether a document answers a query.
     pub reranks: bool,
     /// The prompt of such a question, where the file has one.
@@ -113,6 +117,7 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
         let (ctx, trained) = (limits.max_positions, plan.n_ctx_train);
         format!("the context of {ctx} is beyond the {trained} that the model was trained with: text there may be noise")
     });
+    let whole = Whole::of(&plan);
     let text = |key: &str| checkpoint.meta().opt_str(key).ok().flatten().map(str::to_string);
     let options = Options { prefix_cache: setup.prefix_cache, max_running: sequences, step_time, ..Options::default() };
     let mut engine = Engine::new(program, tokenizer.clone(), options)?;
@@ -166,7 +171,8 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
         think: None,
         most_thought: None,
         grammars: OnceCell::new(),
-        pooling: pooling(&checkpoint),
+        pooling: pooling(&checkpoint, whole)?,
+        whole,
         reranks: reranks(&checkpoint),
         rerank_template: text("tokenizer.chat_template.rerank"),
         eyes,
@@ -282,26 +288,66 @@ impl Session {
     }
 }
 
+/// What a model makes of whole texts, with which it is asked for no text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whole {
+    /// Vectors, for `/v1/embeddings`.
+    Vectors,
+    /// How well the second text of a pair answers the first, for `/v1/rerank`.
+    Scores,
+}
+
+impl Whole {
+    /// What a plan makes; `None` where it writes text.
+    pub fn of(plan: &Plan) -> Option<Whole> {
+        let is_one = plan.buf(plan.logits).width == 1;
+        plan.whole.then_some(if is_one { Whole::Scores } else { Whole::Vectors })
+    }
+
+    /// Where it is of use.
+    pub fn route(self) -> &'static str {
+        match self {
+            Whole::Vectors => "/v1/embeddings",
+            Whole::Scores => "/v1/rerank",
+        }
+    }
+
+    /// Refuses to write text, in the words of all commands and routes.
+    ///
+    /// # Errors
+    /// Always where there is such a model.
+    pub fn refuse(whole: Option<Whole>) -> Result<()> {
+        match whole {
+            Some(whole) => bail!("{}", whole.no_text()),
+            None => Ok(()),
+        }
+    }
+
+    /// Why there is no text.
+    pub fn no_text(self) -> String {
+        let kind = match self {
+            Whole::Vectors => "an embedding model",
+            Whole::Scores => "a rerank model",
+        };
+        format!("this is {kind}, which writes no text: use {} of `moebius serve`", self.route())
+    }
+}
+
 /// Returns a seed from the clock, for text that differs from run to run.
 fn clock_seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     now.as_nanos() as u64
 }
 
-/// GGUF's number of how states are pooled (`llama_pooling_type` in llama.cpp's llama.h).
-fn pooling_type(checkpoint: &Checkpoint) -> Option<i128> {
-    let meta = checkpoint.meta();
-    let arch = meta.opt_str("general.architecture").ok().flatten()?;
-    meta.get(&format!("{arch}.pooling_type"))?.to_int()
-}
-
-/// Returns how a model makes one vector of a text: as its file says, else from the last token, as decoders are trained.
-fn pooling(checkpoint: &Checkpoint) -> Pooling {
-    match pooling_type(checkpoint) {
-        Some(1) => Pooling::Mean,
-        Some(2) => Pooling::First,
-        _ => Pooling::Last,
-    }
+/// Returns how a model makes one vector of a text: as its file says, else from the last token, as decoders are trained,
+/// or from all of them, as encoders are. Pairs are scored from their first.
+fn pooling(checkpoint: &Checkpoint, whole: Option<Whole>) -> Result<Pooling> {
+    let usual = match whole {
+        Some(Whole::Scores) => return Ok(Pooling::First),
+        Some(Whole::Vectors) => Pooling::Mean,
+        None => Pooling::Last,
+    };
+    Ok(pooling::pooling(checkpoint)?.unwrap_or(usual))
 }
 
 /// Returns whether a model ranks documents: its file says so, or its name does.
@@ -310,6 +356,6 @@ fn reranks(checkpoint: &Checkpoint) -> bool {
     let name = meta.opt_str("general.name").ok().flatten().unwrap_or_default();
     let has_template = meta.get("tokenizer.chat_template.rerank").is_some();
     has_template
-        || pooling_type(checkpoint) == Some(4)
+        || pooling::gguf_pooling_type(checkpoint) == Some(4)
         || [name, checkpoint.name()].iter().any(|name| name.to_lowercase().contains("rerank"))
 }

@@ -14,7 +14,7 @@ use super::common::Common;
 use super::error::ApiError;
 use super::rerank::Reranker;
 use super::worker::{Refusal, RequestRun, Worker};
-use crate::load::Eyes;
+use crate::load::{Eyes, Whole};
 
 /// Threads that compute which tokens grammars allow, while the model computes.
 const GRAMMAR_THREADS: usize = 2;
@@ -39,6 +39,8 @@ pub struct App {
     pub sampling: SamplerParams,
     /// How it makes one vector of a text.
     pub pooling: Pooling,
+    /// What it makes of whole texts, where it writes none.
+    pub whole: Option<Whole>,
     /// How the model sees images, where it does.
     pub eyes: Option<Eyes>,
     /// How it is asked whether a document answers a query, if it was trained for that.

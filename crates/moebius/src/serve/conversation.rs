@@ -325,6 +325,9 @@ impl Conversation {
     /// to and they do not fit.
     pub async fn render(mut self, app: &Arc<App>, fits: Fits) -> Result<Prompt, ApiError> {
         let Some(template) = app.template.clone() else {
+            if let Some(whole) = app.whole {
+                return Err(ApiError::bad(whole.no_text()));
+            }
             return Err(ApiError::bad("this model has no chat template; /v1/completions accepts plain prompts"));
         };
         let shared = app.clone();

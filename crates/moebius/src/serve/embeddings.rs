@@ -17,6 +17,7 @@ use super::room::Room;
 use super::routes::{Answer, Input};
 use super::worker::Update;
 use super::write::{self, Lists};
+use crate::load::Whole;
 
 /// What the route takes.
 pub const FIELDS: &[Field] = &[
@@ -39,6 +40,7 @@ pub const FIELDS: &[Field] = &[
 /// Returns the handler.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     let Input { mut body, .. } = input;
+    check_scores(&app)?;
     let prompts = tokens(&app, body.take_prompts()).await?;
     let Body { fields: body, room, .. } = body;
     let wanted = VectorWish {
@@ -68,14 +70,26 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         json!({"object": "embedding", "index": index, "embedding": embedding})
     };
     let data: Vec<Value> = rows.into_iter().enumerate().map(&mut entry).collect();
+    let note = match app.whole {
+        Some(_) => how.to_string(),
+        None => format!("{how}; only models trained for embeddings give similar texts similar vectors"),
+    };
     let answer = json!({
         "object": "list",
         "data": data,
         "model": app.model.id,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "prompt_tokens_details": {"cached_tokens": cached}},
-        "note": format!("{how}; only models trained for embeddings give similar texts similar vectors"),
+        "note": note,
     });
     Ok(lists.respond(&answer, room))
+}
+
+/// Refuses a model that scores pairs of texts.
+fn check_scores(app: &App) -> Result<(), ApiError> {
+    match app.whole {
+        Some(Whole::Scores) => Err(ApiError::field("model", "ranks documents and makes no embeddings: use /v1/rerank")),
+        _ => Ok(()),
+    }
 }
 
 /// Returns a row as a list that is written later.
@@ -109,6 +123,7 @@ pub struct Rows {
 
 /// Returns the embedding of each prompt; `room` is held for the prompts.
 pub async fn rows(app: &App, prompts: Vec<Vec<u32>>, wanted: VectorWish, mut room: Room) -> Result<Rows, ApiError> {
+    check_scores(app)?;
     let n = prompts.len();
     let mut numbers = app.common.answers.room();
     if n == 0 {

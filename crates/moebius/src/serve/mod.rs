@@ -284,6 +284,7 @@ fn start(
         model,
         sampling,
         pooling,
+        whole: session.whole,
         eyes,
         reranker,
         grammars,

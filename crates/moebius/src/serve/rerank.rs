@@ -1,5 +1,7 @@
 //! `/v1/rerank`: how well each of some documents answers a query, by a language model that was trained to say "yes" or
-//! "no" to that, as Qwen3-Reranker is. The score of a document is the share of "yes" in the two answers' probabilities.
+//! "no" to that, as Qwen3-Reranker is, or by an encoder of both texts with a classifier (a cross-encoder). The score of
+//! a document is the share of "yes" in the two answers' probabilities, or the logistic function of the classifier's
+//! number.
 
 use std::sync::Arc;
 
@@ -19,6 +21,7 @@ use super::log;
 use super::routes::{Answer, Input};
 use super::worker::Update;
 use super::write::short;
+use crate::load::Whole;
 
 const DOCUMENTS: Kind = Kind::List(&Kind::Either(&[Kind::Text, Kind::Object]), MAX_INPUTS);
 
@@ -97,10 +100,11 @@ impl Reranker {
 /// Returns the handler.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     let Body { fields: body, mut room, .. } = input.body;
-    let Some(reranker) = app.reranker.clone() else {
-        let why = "is not a reranker (Qwen3-Reranker is one)";
+    let by_pairs = app.whole == Some(Whole::Scores);
+    if app.reranker.is_none() && !by_pairs {
+        let why = "is not a reranker (Qwen3-Reranker and ms-marco-MiniLM are)";
         return Err(ApiError::field("model", why));
-    };
+    }
     let listed = body.list("documents").or(body.list("texts"));
     let listed = listed.ok_or_else(|| ApiError::field("documents", "is missing"))?;
     let mut documents = Vec::with_capacity(listed.len());
@@ -113,33 +117,34 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     let instruction = body.text("instruction").unwrap_or(INSTRUCTION).to_string();
     let salt = body.text("cache_salt").map_or(0, super::sampling::hash);
     let n_bytes = documents.iter().map(|document| document.len() + query.len()).sum();
-    let (shared, asked, texts) = (app.clone(), reranker.clone(), documents.clone());
+    let (shared, texts) = (app.clone(), documents.clone());
     let prompts = app.common.heavy(n_bytes, move || {
         let one = |text: &String| {
             [text, &query, &instruction].into_iter().try_for_each(|text| shared.check_length(text))?;
-            Ok(asked.prompt(&shared.tokenizer, &instruction, &query, text))
+            match &shared.reranker {
+                Some(reranker) if !by_pairs => {
+                    Ok((reranker.prompt(&shared.tokenizer, &instruction, &query, text), None))
+                }
+                _ => {
+                    let pair = shared.tokenizer.encode_pair(&query, text);
+                    let no_pairs = || ApiError::field("model", "has a tokenizer that takes no pairs of texts");
+                    pair.map(|(tokens, second)| (tokens, Some(second))).ok_or_else(no_pairs)
+                }
+            }
         };
-        texts.iter().map(one).collect::<Result<Vec<_>, ApiError>>()
+        texts.iter().map(one).collect::<Result<Vec<(Vec<u32>, Option<usize>)>, ApiError>>()
     });
     let prompts = prompts.await?;
-    let n_tokens: usize = prompts.iter().map(Vec::len).sum();
+    let n_tokens: usize = prompts.iter().map(|(tokens, _)| tokens.len()).sum();
     room.hold(n_tokens * size_of::<u32>())?;
-    let both = [reranker.yes, reranker.no];
-    let all: Vec<(usize, &[u32])> = prompts.iter().map(Vec::as_slice).enumerate().collect();
-    let mut logprobs = vec![[None; 2]; prompts.len()];
-    ask(&app, &all, &both, salt, &mut logprobs).await?;
-    // The other answer is among the likeliest tokens, or it is asked for by itself.
-    for (i, &answer) in both.iter().enumerate() {
-        let missing: Vec<_> = all.iter().copied().filter(|(at, _)| logprobs[*at][i].is_none()).collect();
-        if !missing.is_empty() {
-            ask(&app, &missing, &[answer], salt, &mut logprobs).await?;
+    let scores = match &app.reranker {
+        Some(reranker) if !by_pairs => {
+            let prompts: Vec<&[u32]> = prompts.iter().map(|(tokens, _)| tokens.as_slice()).collect();
+            answers(&app, reranker, &prompts, salt).await?
         }
-    }
-    let mut results: Vec<(usize, f32)> = logprobs
-        .iter()
-        .map(|[yes, no]| 1.0 / (1.0 + (no.unwrap_or(f32::MIN) - yes.unwrap_or(f32::MIN)).exp()))
-        .enumerate()
-        .collect();
+        _ => pairs(&app, prompts).await?,
+    };
+    let mut results: Vec<(usize, f32)> = scores.into_iter().enumerate().collect();
     results.sort_by(|(_, a), (_, b)| b.total_cmp(a));
     results.truncate(body.size("top_n").unwrap_or(usize::MAX));
     let with_texts = body.flag("return_documents").unwrap_or(false);
@@ -157,6 +162,53 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
     });
     Ok(Json(answer).into_response())
+}
+
+/// Returns the share of "yes" after each prompt.
+async fn answers(app: &App, reranker: &Reranker, prompts: &[&[u32]], salt: u64) -> Result<Vec<f32>, ApiError> {
+    let both = [reranker.yes, reranker.no];
+    let all: Vec<(usize, &[u32])> = prompts.iter().copied().enumerate().collect();
+    let mut logprobs = vec![[None; 2]; prompts.len()];
+    ask(app, &all, &both, salt, &mut logprobs).await?;
+    // The other answer is among the likeliest tokens, or it is asked for by itself.
+    for (i, &answer) in both.iter().enumerate() {
+        let missing: Vec<_> = all.iter().copied().filter(|(at, _)| logprobs[*at][i].is_none()).collect();
+        if !missing.is_empty() {
+            ask(app, &missing, &[answer], salt, &mut logprobs).await?;
+        }
+    }
+    let share = |[yes, no]: [Option<f32>; 2]| logistic(yes.unwrap_or(f32::MIN) - no.unwrap_or(f32::MIN));
+    Ok(logprobs.into_iter().map(share).collect())
+}
+
+fn logistic(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// Returns the scores of pairs: their tokens, and where the second text begins.
+async fn pairs(app: &App, pairs: Vec<(Vec<u32>, Option<usize>)>) -> Result<Vec<f32>, ApiError> {
+    let mut scores = vec![0.0; pairs.len()];
+    if pairs.is_empty() {
+        return Ok(scores);
+    }
+    let request = |(tokens, second)| {
+        let mut request = app.request(tokens);
+        (request.embedding, request.second) = (Some(app.pooling), second);
+        request
+    };
+    let mut run = app.submit(pairs.into_iter().map(request).collect()).await?;
+    while let Some((i, update)) = run.next().await {
+        match update {
+            Update::Embedding(row) => {
+                scores[i] = row.first().map_or(0.0, |&x| logistic(x));
+            }
+            Update::Failed(message) => return Err(ApiError::internal(message)),
+            Update::Unheld(message) => return Err(ApiError::bad(message)),
+            Update::Stopped => return Err(ApiError::stopping()),
+            Update::Token { .. } | Update::Prompt { .. } | Update::Done { .. } => {}
+        }
+    }
+    Ok(scores)
 }
 
 /// Writes the log-probabilities of "yes" and "no" behind prompts, as far as they are told: of the answer that is chosen

@@ -49,7 +49,7 @@ pub struct Added<'a> {
     pub special: bool,
 }
 
-/// The model; the fields are those of BPE.
+/// The model; the fields are those of BPE, WordPiece and Unigram.
 #[derive(serde::Deserialize)]
 pub struct Model<'a> {
     #[serde(rename = "type", borrow)]
@@ -64,6 +64,8 @@ pub struct Model<'a> {
     pub continuing_subword_prefix: Option<Text<'a>>,
     #[serde(borrow)]
     pub end_of_word_suffix: Option<Text<'a>>,
+    pub unk_id: Option<u32>,
+    pub max_input_chars_per_word: Option<usize>,
     #[serde(default)]
     pub byte_fallback: Option<bool>,
     #[serde(default)]
@@ -98,8 +100,11 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     }
 }
 
-/// Tokens and their ids in the order of the file; `None` for the lists that models other than BPE have.
-pub struct Vocab<'a>(pub Option<Vec<(Text<'a>, u32)>>);
+/// Tokens and their ids in the order of the file, with their scores where it is a list of such.
+pub struct Vocab<'a> {
+    pub tokens: Vec<(Text<'a>, u32)>,
+    pub scores: Option<Vec<f64>>,
+}
 
 impl<'de: 'a, 'a> Deserialize<'de> for Vocab<'a> {
     fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
@@ -116,12 +121,17 @@ impl<'de: 'a, 'a> Deserialize<'de> for Vocab<'a> {
                 while let Some(token) = map.next_entry()? {
                     tokens.push(token);
                 }
-                Ok(Vocab(Some(tokens)))
+                Ok(Vocab { tokens, scores: None })
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vocab<'de>, A::Error> {
-                while seq.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Vocab(None))
+                let (mut tokens, mut scores) = (Vec::new(), Vec::new());
+                while let Some((text, score)) = seq.next_element::<(Text<'de>, f64)>()? {
+                    let id = u32::try_from(tokens.len()).map_err(|_| A::Error::custom("too many tokens"))?;
+                    tokens.push((text, id));
+                    scores.push(score);
+                }
+                Ok(Vocab { tokens, scores: Some(scores) })
             }
         }
         json.deserialize_any(Walk)

@@ -1,6 +1,7 @@
 //! A tokenizer out of the `tokenizer.json` of a model folder: every token against the others, every id against the
 //! vocabulary, every step against those that are known. BPE models are read, on bytes (GPT-2, Qwen, Llama 3, DeepSeek,
-//! GLM, gpt-oss) and on characters (Llama 2, Mistral, Gemma).
+//! GLM, gpt-oss) and on characters (Llama 2, Mistral, Gemma), WordPiece models
+//! (BERT), and Unigram models (XLM-RoBERTa).
 
 mod file;
 mod steps;
@@ -14,7 +15,9 @@ use super::load::{Writing, piece};
 use super::normalize::Normalizer;
 use super::pretokenize::{PreTokenizer, Whole};
 use super::special::{Special, Specials};
+use super::unigram::{self, Unigram};
 use super::vocab::{TokenKind, Vocab, show};
+use super::wordpiece::{MAX_CHARS, MAX_MAX_CHARS, WordPiece};
 use super::{Algorithm, Error, Roles, Tokenizer, bad, normalize, roles, sentencepiece_keys, tiktoken};
 use crate::folder;
 use file::{Added, File, Model, Text};
@@ -59,19 +62,25 @@ fn read(file: &SideFile, tokens: &folder::Tokens) -> Result<Tokenizer, Error> {
     let json: File = serde_json::from_str(text).map_err(|error| bad(file, error.to_string()))?;
     let step = |what: String| bad(file, what);
     let normalizer = steps::normalizer(&json.normalizer.0).map_err(step)?;
-    let Cuts { changes, splits, byte_level } = steps::pre_tokenizer(&json.pre_tokenizer.0).map_err(step)?;
+    let Cuts { changes, splits, byte_level, bert, .. } = steps::pre_tokenizer(&json.pre_tokenizer.0).map_err(step)?;
     normalize::check(normalizer.iter().chain(&changes)).map_err(step)?;
     let around = steps::post_processor(&json.post_processor.0).map_err(step)?;
     let shown = steps::decoder(&json.decoder.0).map_err(step)?;
 
     let added = json.added_tokens.unwrap_or_default();
-    let list = bpe_tokens(file, &json.model)?;
+    let is_pieces = json.model.kind.as_ref().is_some_and(|kind| kind.0 == "WordPiece");
+    if is_pieces != bert {
+        let has = if bert { "BertPreTokenizer" } else { "no BertPreTokenizer" };
+        return Err(bad(file, format!("it has {has}, which WordPiece models need and no others have")));
+    }
+    let list = tokens_of(file, &json.model, is_pieces)?;
     let by_id = by_id(file, list, &added)?;
     let byte_fallback = json.model.byte_fallback == Some(true);
     let kinds = kinds(&by_id, &added, &json.model, byte_fallback);
     let writing = match () {
         () if byte_level || shown.byte_level => Writing::Bytes,
         () if shown.spaces => Writing::Spaces,
+        () if shown.pieces => Writing::Pieces,
         () => Writing::Plain,
     };
     // A token that is looked for behind the normalizer is looked for, and shown, as the normalizer writes it.
@@ -93,9 +102,15 @@ fn read(file: &SideFile, tokens: &folder::Tokens) -> Result<Tokenizer, Error> {
     let uncovered = Uncovered { unknown, fused: json.model.fuse_unk == Some(true), no_bytes: !byte_fallback };
     let merges = json.model.merges.as_deref().unwrap_or_default();
     let merges: Vec<(&[u8], &[u8])> = merges.iter().map(|m| (m.0.0.as_bytes(), m.1.0.as_bytes())).collect();
-    let bpe = Bpe::new(&vocab, units, PreTokenizer::of(splits, whole), &merges, uncovered)?;
+    let algorithm = match is_pieces {
+        true => Algorithm::WordPiece(word_piece(file, &json.model, unknown)?),
+        false if json.model.vocab.scores.is_some() => {
+            Algorithm::Unigram(unigram(file, &json.model, &vocab, PreTokenizer::of(splits, whole))?)
+        }
+        false => Algorithm::Bpe(Bpe::new(&vocab, units, PreTokenizer::of(splits, whole), &merges, uncovered)?),
+    };
 
-    let Around { before, after } = around_text(file, around, &roles, tokens, vocab.len())?;
+    let Around { before, after, pair } = around_text(file, around, &roles, tokens, vocab.len())?;
     let normalized = match normalized.is_empty() {
         true => None,
         false => Some(specials(&vocab, &normalized, |text| normalizer.apply(text, false).into())?),
@@ -110,23 +125,56 @@ fn read(file: &SideFile, tokens: &folder::Tokens) -> Result<Tokenizer, Error> {
         normalizer: Normalizer(normalizer.0.into_iter().chain(changes).collect()),
         before,
         after,
+        pair,
         add_space_prefix: false,
         strips_space,
         vocab,
-        algorithm: Algorithm::Bpe(bpe),
+        algorithm,
         roles,
     })
 }
 
-/// Returns the tokens of a BPE model; other models are an error.
-fn bpe_tokens<'m, 'a>(file: &SideFile, model: &'m Model<'a>) -> Result<&'m [(Text<'a>, u32)], Error> {
-    let kind = model.kind.as_ref().map(|kind| &*kind.0);
-    if !matches!(kind, None | Some("BPE")) || model.merges.is_none() {
-        let kind = show(kind.unwrap_or("without a name").as_bytes());
-        return Err(bad(file, format!("model type {kind} is not supported, BPE is")));
+/// Returns the cuts of a WordPiece model.
+fn word_piece(file: &SideFile, model: &Model, unknown: Option<u32>) -> Result<WordPiece, Error> {
+    let prefix = model.continuing_subword_prefix.as_ref().map_or("##", |prefix| &*prefix.0);
+    if prefix != "##" {
+        return Err(bad(file, format!("continuing_subword_prefix {} is not supported", show(prefix.as_bytes()))));
     }
-    let list = model.vocab.0.as_ref();
-    let list = list.ok_or_else(|| bad(file, "the vocabulary is a list, in BPE models it is an object"))?;
+    let max_chars = model.max_input_chars_per_word.unwrap_or(MAX_CHARS);
+    if !(1..=MAX_MAX_CHARS).contains(&max_chars) {
+        let what = format!("max_input_chars_per_word is {max_chars}, expected 1 to {MAX_MAX_CHARS}");
+        return Err(bad(file, what));
+    }
+    let unknown = unknown.ok_or_else(|| bad(file, "it has no unk_token"))?;
+    Ok(WordPiece::new(["", "##"], unknown, max_chars))
+}
+
+/// Returns the cuts of a Unigram model.
+fn unigram(file: &SideFile, model: &Model, vocab: &Vocab, pre: PreTokenizer) -> Result<Unigram, Error> {
+    let scores = model.vocab.scores.iter().flatten().copied();
+    if model.byte_fallback == Some(true) {
+        return Err(bad(file, "byte_fallback of a Unigram model is not supported"));
+    }
+    let unknown = model.unk_id.filter(|&id| (id as usize) < vocab.len());
+    let unknown = unknown.ok_or_else(|| bad(file, "unk_id is missing, or no token"))?;
+    Unigram::new(vocab, pre, unigram::scores_of(vocab, scores)?, unknown)
+}
+
+/// Returns the tokens of a BPE, WordPiece or Unigram model; other models are an error.
+fn tokens_of<'m, 'a>(file: &SideFile, model: &'m Model<'a>, is_pieces: bool) -> Result<&'m [(Text<'a>, u32)], Error> {
+    let kind = model.kind.as_ref().map(|kind| &*kind.0);
+    let is_unigram = kind == Some("Unigram");
+    if !is_pieces && !is_unigram && (!matches!(kind, None | Some("BPE")) || model.merges.is_none()) {
+        let kind = show(kind.unwrap_or("without a name").as_bytes());
+        return Err(bad(file, format!("model type {kind} is not supported, BPE, WordPiece and Unigram are")));
+    }
+    if is_unigram != model.vocab.scores.is_some() {
+        return Err(bad(file, "the vocabulary of a Unigram model is a list, and those of others are objects"));
+    }
+    let list = &model.vocab.tokens;
+    if is_pieces || is_unigram {
+        return Ok(list);
+    }
     for (name, value) in [
         ("continuing_subword_prefix", &model.continuing_subword_prefix),
         ("end_of_word_suffix", &model.end_of_word_suffix),
@@ -203,7 +251,8 @@ fn around_text(
     tokens: &folder::Tokens,
     n_vocab: usize,
 ) -> Result<Around, Error> {
-    if let Some(id) = around.before.iter().chain(&around.after).find(|&&id| id as usize >= n_vocab) {
+    let pair = around.pair.iter().flatten().flatten();
+    if let Some(id) = around.before.iter().chain(&around.after).chain(pair).find(|&&id| id as usize >= n_vocab) {
         return Err(bad(file, format!("post_processor: token {id} is put around texts, there are {n_vocab} tokens")));
     }
     for (says, id, list) in

@@ -2,11 +2,15 @@
 //! put around the tokens, and how tokens are shown. A step that is not known is an error that names it, because a text
 //! would be cut in another way than the model has learnt. Knows nothing of the vocabulary.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
 use crate::tokenizer::SPACE;
+use crate::tokenizer::charsmap::Charsmap;
 use crate::tokenizer::normalize::Step;
 use crate::tokenizer::pretokenize::{Behavior, Split};
+use crate::tokenizer::wordpiece::Cleaner;
 
 /// How deep sequences may stand in sequences.
 const MAX_DEPTH: usize = 8;
@@ -26,6 +30,10 @@ pub struct Cuts {
     pub splits: Vec<Split>,
     /// Words are their bytes, each written as a character.
     pub byte_level: bool,
+    /// At blanks and around punctuation, as BERT does it.
+    pub bert: bool,
+    /// At blanks, before what follows.
+    pub blanks: bool,
 }
 
 /// What is put around a text's tokens.
@@ -33,6 +41,8 @@ pub struct Cuts {
 pub struct Around {
     pub before: Vec<u32>,
     pub after: Vec<u32>,
+    /// Before, between and after two texts that are one input.
+    pub pair: Option<[Vec<u32>; 3]>,
 }
 
 /// How tokens are shown.
@@ -43,6 +53,8 @@ pub struct Shown {
     pub spaces: bool,
     /// The first space of a text is left out.
     pub strips_space: bool,
+    /// `##` continues a word, and all else begins one.
+    pub pieces: bool,
 }
 
 /// Returns the steps of a normalizer.
@@ -55,7 +67,21 @@ pub fn normalizer(node: &Value) -> Parsed<Vec<Step>> {
             "NFD" => Step::Nfd,
             "NFKC" => Step::Nfkc,
             "NFKD" => Step::Nfkd,
+            "Precompiled" => {
+                let table = STANDARD.decode(text(node, "precompiled_charsmap")?).map_err(|why| why.to_string());
+                let table = table.and_then(|table| Charsmap::new(&table));
+                Step::Map(Box::new(table.map_err(|what| format!("normalizer Precompiled: {what}"))?))
+            }
             "Lowercase" => Step::Lowercase,
+            "BertNormalizer" => {
+                let lowercases = flag(node, "lowercase", true)?;
+                Step::Clean(Box::new(Cleaner::new(
+                    flag(node, "clean_text", true)?,
+                    flag(node, "handle_chinese_chars", true)?,
+                    flag(node, "strip_accents", lowercases)?,
+                    lowercases,
+                )))
+            }
             "Prepend" => Step::Prepend(added(node, "prepend")?),
             "Strip" => Step::Strip(flag(node, "strip_left", true)?, flag(node, "strip_right", true)?),
             "Replace" => match (text(&node["pattern"], "String"), text(&node["pattern"], "Regex")) {
@@ -90,12 +116,20 @@ pub fn pre_tokenizer(node: &Value) -> Parsed<Cuts> {
     let mut cuts = Cuts::default();
     each(node, "pre_tokenizer", "pretokenizers", 0, &mut |kind, node| {
         let first = cuts.splits.is_empty() && cuts.changes.is_empty();
+        if cuts.blanks && kind != "Metaspace" {
+            return Err(format!("pre_tokenizer {kind}: it follows WhitespaceSplit"));
+        }
+        if cuts.bert || kind == "BertPreTokenizer" && !first {
+            return Err(format!("pre_tokenizer {kind}: BertPreTokenizer is known by itself alone"));
+        }
         if cuts.byte_level {
             return Err(format!("pre_tokenizer {kind}: it follows ByteLevel"));
         }
         few_patterns("pre_tokenizer", cuts.splits.len() + 1)?;
         match kind {
             "Split" => cuts.splits.push(split(node)?),
+            "BertPreTokenizer" => cuts.bert = true,
+            "WhitespaceSplit" if first => cuts.blanks = true,
             "Digits" => {
                 let pattern = if flag(node, "individual_digits", false)? { r"\p{N}" } else { r"\p{N}+" };
                 cuts.splits.push(Split::of(pattern, Behavior::Isolated, false)?);
@@ -116,8 +150,17 @@ pub fn pre_tokenizer(node: &Value) -> Parsed<Cuts> {
                 if !first {
                     return Err("pre_tokenizer Metaspace: it follows others".into());
                 }
+                let by_word = std::mem::take(&mut cuts.blanks);
                 if text(node, "replacement")? != SPACE {
                     return Err(format!("pre_tokenizer Metaspace: replacement is not {SPACE:?}"));
+                }
+                if by_word {
+                    if scheme(node)? != "always" {
+                        return Err("pre_tokenizer Metaspace: after WhitespaceSplit it marks every word".into());
+                    }
+                    cuts.changes.push(Step::Words(SPACE.into()));
+                    cuts.splits.push(Split::of_text(SPACE, Behavior::MergedWithNext, false)?);
+                    return Ok(());
                 }
                 cuts.changes.push(Step::ReplaceText(" ".into(), SPACE.into()));
                 match scheme(node)? {
@@ -133,7 +176,10 @@ pub fn pre_tokenizer(node: &Value) -> Parsed<Cuts> {
         }
         Ok(())
     })?;
-    Ok(cuts)
+    match cuts.blanks {
+        true => Err("pre_tokenizer WhitespaceSplit: it is known in front of Metaspace alone".into()),
+        false => Ok(cuts),
+    }
 }
 
 fn split(node: &Value) -> Parsed<Split> {
@@ -170,25 +216,44 @@ pub fn post_processor(node: &Value) -> Parsed<Around> {
         match kind {
             "ByteLevel" => (),
             "TemplateProcessing" => {
-                let mut behind = false;
-                for piece in node["single"].as_array().into_iter().flatten() {
-                    if piece.get("Sequence").is_some() {
-                        behind = true;
-                        continue;
-                    }
-                    let name = text(&piece["SpecialToken"], "id")?;
-                    let ids = &node["special_tokens"][name]["ids"];
-                    let ids = ids.as_array().into_iter().flatten().map(|id| u32::try_from(id.as_u64()?).ok());
-                    let ids = ids.collect::<Option<Vec<_>>>().filter(|ids| !ids.is_empty());
-                    let ids = ids.ok_or_else(|| format!("post_processor: token {name:?} has no ids"))?;
-                    if behind { &mut around.after } else { &mut around.before }.extend(ids);
-                }
+                let single = template(node, "single")?;
+                around.before.extend(single.first().into_iter().flatten());
+                around.after.extend(single.iter().skip(1).flatten());
+                around.pair = template(node, "pair")?.try_into().ok();
+            }
+            "BertProcessing" | "RobertaProcessing" => {
+                let [cls, sep] = ["cls", "sep"].map(|key| node[key][1].as_u64().and_then(|id| u32::try_from(id).ok()));
+                let (Some(cls), Some(sep)) = (cls, sep) else {
+                    return Err(format!("post_processor {kind}: cls or sep has no id"));
+                };
+                around.before.push(cls);
+                around.after.push(sep);
+                let n_between = if kind == "BertProcessing" { 1 } else { 2 };
+                around.pair = Some([vec![cls], vec![sep; n_between], vec![sep]]);
             }
             other => return Err(format!("post_processor {other:?} is not known")),
         }
         Ok(())
     })?;
     Ok(around)
+}
+
+/// Returns the ids of a template's tokens in front of its first text, and after each text up to the next.
+fn template(node: &Value, key: &str) -> Parsed<Vec<Vec<u32>>> {
+    let mut parts = vec![Vec::new()];
+    for piece in node[key].as_array().into_iter().flatten() {
+        if piece.get("Sequence").is_some() {
+            parts.push(Vec::new());
+            continue;
+        }
+        let name = text(&piece["SpecialToken"], "id")?;
+        let ids = &node["special_tokens"][name]["ids"];
+        let ids = ids.as_array().into_iter().flatten().map(|id| u32::try_from(id.as_u64()?).ok());
+        let ids = ids.collect::<Option<Vec<_>>>().filter(|ids| !ids.is_empty());
+        let ids = ids.ok_or_else(|| format!("post_processor: token {name:?} has no ids"))?;
+        parts.iter_mut().last().into_iter().for_each(|part| part.extend(&ids));
+    }
+    Ok(parts)
 }
 
 /// Returns how a decoder shows tokens.
@@ -198,6 +263,7 @@ pub fn decoder(node: &Value) -> Parsed<Shown> {
         match kind {
             "ByteLevel" => shown.byte_level = true,
             "ByteFallback" | "Fuse" => (),
+            "WordPiece" if node["prefix"] == "##" => (shown.pieces, shown.strips_space) = (true, true),
             "Metaspace" => {
                 shown.spaces = true;
                 shown.strips_space = scheme(node)? != "never";

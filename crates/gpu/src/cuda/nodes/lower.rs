@@ -325,7 +325,7 @@ impl Lower<'_, '_> {
                 g: self.view(g_out),
                 beta: self.view(beta_out),
             },
-            Op::Input { mode: InputMode::All, .. } | Op::AddBias { .. } | Op::Gelu { .. } => {
+            Op::Input { mode: InputMode::All, .. } | Op::EmbedPlace { .. } | Op::AddBias { .. } | Op::Gelu { .. } => {
                 let what = format!("run {}, of image encoders", op.name());
                 return Err(CompileError::Unsupported { backend: "cuda", what });
             }

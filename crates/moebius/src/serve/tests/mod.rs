@@ -5,6 +5,7 @@ mod agents;
 mod answers;
 mod apis;
 mod chat;
+mod encoders;
 mod fleet;
 mod forms;
 mod hostile;
