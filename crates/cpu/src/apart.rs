@@ -295,7 +295,6 @@ fn only(plan: &Plan, ops: &[usize]) -> Plan {
         states: Vec::new(),
         ropes: Vec::new(),
         long_ropes: None,
-        whole: false,
         draft: None,
         ..plan.clone()
     }
