@@ -2,7 +2,7 @@
 //! a pair of marks.
 //!
 //! - MiniMax M2: `<minimax:tool_call>` around them; a value is a raw string or JSON, depending on the tool's schema.
-//! - DeepSeek V3.2: each name behind `｜DSML｜`; the attribute `string` says which of the two a value is.
+//! - DeepSeek V3.2: each name after `｜DSML｜`; the attribute `string` says which of the two a value is.
 
 use super::Calls;
 use super::history;
@@ -84,13 +84,13 @@ pub(super) static DSML: Calls = Calls {
 fn write_call(page: &mut Page<'_>, tool: &Tool, marks: &Marks) -> String {
     let arguments = page.one_by_one(tool, |page, name, schema| {
         let is_text = schema["type"].as_str().is_none_or(|kind| kind == "string");
-        let behind = match (marks.typed, is_text) {
+        let after = match (marks.typed, is_text) {
             (false, _) => "\">",
             (true, true) => STRING,
             (true, false) => NO_STRING,
         };
-        let (key, behind) = (page.say(marks.parameter), page.say(behind));
-        format!("{key} {name} {behind} {}", page.bare(schema, &format!("{}\n", marks.parameter_end)))
+        let (key, after) = (page.say(marks.parameter), page.say(after));
+        format!("{key} {name} {after} {}", page.bare(schema, &format!("{}\n", marks.parameter_end)))
     });
     let head = page.say(&format!("{}{}\">\n", marks.invoke, tool.name));
     format!("{head} {arguments} {}", page.say(&format!("{}\n", marks.invoke_end)))
@@ -160,8 +160,8 @@ fn parameter<'a>(c: &mut Cursor<'a>, marks: &Marks) -> Result<Option<(&'a str, &
     let key = c.expect(marks.parameter)?.until_within(">", &['<', '\n'])?;
     let (key, is_string) = match marks.typed {
         true => {
-            let behind = |text: &str| key.strip_suffix(text.strip_suffix('>')?);
-            behind(STRING).map(|key| (key, true)).or_else(|| behind(NO_STRING).map(|key| (key, false)))
+            let without = |text: &str| key.strip_suffix(text.strip_suffix('>')?);
+            without(STRING).map(|key| (key, true)).or_else(|| without(NO_STRING).map(|key| (key, false)))
         }
         false => key.strip_suffix('"').map(|key| (key, false)),
     }

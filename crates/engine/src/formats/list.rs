@@ -149,22 +149,22 @@ fn write_call(page: &mut Page<'_>, tool: &Tool) -> String {
         return format!("{head} ({one} ({comma} {one})*)? {end}");
     };
     let required = |name: &str| tool.parameters["required"].as_array().is_some_and(|r| r.iter().any(|r| r == name));
-    // From the last argument to the first: what may stand behind others, and what may stand first.
-    let (mut behind, mut first) = (String::new(), String::new());
+    // From the last argument to the first: what may follow others, and what may come first.
+    let (mut after, mut first) = (String::new(), String::new());
     for (name, schema) in properties.iter().rev() {
         let value = page.part(Rule::JsonSchema(schema.clone()));
         let one = page.rule("", &format!("{} {value}", page.say(&format!("{name}="))));
-        let leads = format!("{one} {behind}");
-        (behind, first) = match required(name) {
+        let leads = format!("{one} {after}");
+        (after, first) = match required(name) {
             true => (format!("{comma} {leads}"), leads),
             false => {
                 let mut either = format!("{leads} | ");
                 let _ = write!(either, "{}", if first.is_empty() { "\"\"" } else { &first });
-                (format!("({comma} {one})? {behind}"), either)
+                (format!("({comma} {one})? {after}"), either)
             }
         };
         // Named, or each argument would repeat all that follow.
-        (behind, first) = (page.rule("", &or_nothing(&behind)), page.rule("", &or_nothing(&first)));
+        (after, first) = (page.rule("", &or_nothing(&after)), page.rule("", &or_nothing(&first)));
     }
     format!("{head} {first} {end}")
 }
@@ -176,7 +176,7 @@ fn or_nothing(body: &str) -> String {
 struct List {
     close: &'static str,
     tools: Vec<Tool>,
-    /// Calls stand in brackets.
+    /// Calls are in brackets.
     in_brackets: bool,
     /// Without brackets a call may follow another without a comma.
     by_lines: bool,

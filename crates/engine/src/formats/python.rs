@@ -14,7 +14,7 @@ pub(super) fn begins_name(c: char) -> bool {
     c.is_alphabetic() || c == '_'
 }
 
-/// Reads the name of a function and the parenthesis behind it.
+/// Reads the name of a function and the parenthesis after it.
 pub(super) fn name<'a>(c: &mut Cursor<'a>) -> Result<&'a str, Halt> {
     if c.rest().chars().next().is_some_and(|first| !begins_name(first)) {
         return Err(Halt::Not);

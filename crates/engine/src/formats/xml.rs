@@ -1,5 +1,5 @@
 //! Calls of Qwen3-Coder, Qwen 3.5 and later, Step, MiMo and Nemotron 3: `<function=name>`, `<parameter=key>` lines, each
-//! with its end, in `<tool_call>`. Seed-OSS: in `<seed:tool_call>`, and values without lines of their own.
+//! with its end, in `<tool_call>`. Seed-OSS: in `<seed:tool_call>`, and values within a line.
 //!
 //! A value is a raw string between its lines, or JSON, depending on the tool's schema. Models sometimes omit the outer
 //! marks.

@@ -407,7 +407,7 @@ impl Conversation {
             };
             let rendered = with(&self.kwargs);
             if matches!(rendered, Err(template::Error::Raised { .. })) && self.kwargs.contains_key(EFFORT) {
-                // Some templates have words of their own for it and refuse all others, which agents send unasked.
+                // Some templates know other words for it and refuse these, which agents send unasked.
                 let mut kwargs = self.kwargs.clone();
                 kwargs.shift_remove(EFFORT);
                 return with(&kwargs).or(rendered);

@@ -34,7 +34,7 @@ pub struct Key {
 /// What a key may use; as much as the server has where it says nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Limits {
-    /// Requests under way.
+    /// Requests in flight.
     parallel: Option<u32>,
     requests_per_minute: Option<u32>,
     /// Of prompts and answers.
@@ -44,7 +44,7 @@ struct Limits {
 /// What a key uses. It stays when the file of keys is read again.
 #[derive(Debug)]
 struct Usage {
-    /// Names whoever has the key, whatever its name and line are.
+    /// Identifies the key, whatever its name and line are.
     owner: u64,
     running: AtomicU32,
     requests: Mutex<Bucket>,
@@ -108,7 +108,7 @@ impl Key {
         self.bytes[..].ct_eq(&other.bytes[..]) & self.len.ct_eq(&other.len)
     }
 
-    /// Names whoever has the key.
+    /// Identifies the key.
     pub fn owner(&self) -> u64 {
         self.usage.owner
     }
@@ -181,7 +181,7 @@ impl Keys {
             let (key, mut limits) = (words.next().unwrap_or_default(), Limits::default());
             if !words.all(|word| limits.read(word)) {
                 return Err(format!(
-                    "line {number}: behind the key may stand parallel=N, requests-per-minute=N, tokens-per-minute=N \
+                    "line {number}: after the key may come parallel=N, requests-per-minute=N, tokens-per-minute=N \
                      (N from 1) and # with a name"
                 ));
             }

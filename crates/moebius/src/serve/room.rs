@@ -58,7 +58,7 @@ impl Room {
         Ok(())
     }
 
-    /// Holds so many bytes beside what is held.
+    /// Holds more bytes, in addition to what is held.
     ///
     /// # Errors
     /// As [`Room::hold`].

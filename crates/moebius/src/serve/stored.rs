@@ -121,7 +121,7 @@ impl Stored {
     }
 
     /// Makes the `input` of a body the whole conversation: what `previous_response_id` names comes before it, and items
-    /// that are referred to by their id stand in their places. `hold` is asked for the bytes that are added. Returns
+    /// that are referred to by their id replace the reference. `hold` is asked for the bytes that are added. Returns
     /// the conversation to be stored with its answer, unless the body asks for that not to be.
     ///
     /// # Errors
@@ -143,7 +143,7 @@ impl Stored {
             Some(Value::String(text)) => vec![json!({"type": "message", "role": "user", "content": text})],
             Some(Value::Array(list)) => list,
             other => {
-                // Whoever reads the input says what is wrong with it.
+                // The reader of inputs says what is wrong with it.
                 body.extend(other.map(|other| ("input".into(), other)));
                 return Ok(None);
             }

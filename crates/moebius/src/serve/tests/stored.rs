@@ -59,7 +59,7 @@ async fn a_stored_response_goes_on_as_if_all_were_sent() {
     assert_eq!(second["usage"]["input_tokens"], whole["usage"]["input_tokens"]);
     assert_eq!((&second["previous_response_id"], &whole["store"]), (&json!(id), &json!(false)));
 
-    // The third turn goes on with a streamed one, and a message that is referred to stands for itself.
+    // The third turn goes on with a streamed one, and a message may be referred to by its id.
     let mut streamed = ask(json!("And a bear"), on);
     streamed["stream"] = json!(true);
     let events = asked(&server, "a", &streamed).await.events().await;
