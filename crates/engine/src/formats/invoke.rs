@@ -1,5 +1,5 @@
-//! Calls as elements with names in attributes: `<invoke name="f">`, `<parameter name="k">v</parameter>`, several between
-//! a pair of marks.
+//! Calls as elements with names in attributes: `<invoke name="f">`, `<parameter name="k">v</parameter>`, several
+//! between a pair of marks.
 //!
 //! - MiniMax M2: `<minimax:tool_call>` around them; a value is a raw string or JSON, depending on the tool's schema.
 //! - DeepSeek V3.2: each name after `｜DSML｜`; the attribute `string` says which of the two a value is.
