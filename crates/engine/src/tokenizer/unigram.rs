@@ -127,7 +127,7 @@ fn tree(sorted: &[(&[u8], u32)]) -> Vec<Node> {
     let leaf = |byte| Node { byte, token: NONE, first: 0, n: 0 };
     let mut nodes = vec![leaf(0)];
     // For each node the texts that go through it.
-    let mut through = vec![0..sorted.len()];
+    let mut through: Vec<_> = std::iter::once(0..sorted.len()).collect();
     let (mut at, mut level_end, mut depth) = (0, 1, 0);
     while at < nodes.len() {
         if at == level_end {
