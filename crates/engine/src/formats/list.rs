@@ -7,133 +7,114 @@
 //! - Command R7B: `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": .., "parameters": {..}}]<|END_ACTION|>`.
 //! - Llama 4: as Llama 3, or a list in Python's notation between `<|python_start|>` and `<|python_end|>`.
 
-use std::fmt::Write;
-
 use serde_json::{Value, json};
 
 use super::hermes::{self, JsonCall};
-use super::history::{self, Habits};
+use super::history;
 use super::json::{Cursor, Halt};
 use super::page::{Notation, Page};
 use super::parser::{Reader, Sink, Turn};
 use super::tools::{Arguments, Tool};
-use super::{Calls, python};
+use super::{Calls, llama, python};
 use crate::grammar::Rule;
 
-/// A list of objects between `open` and `close`.
-const fn objects(name: &'static str, marks: [&'static str; 2], open: &'static [&'static str], reader: Make) -> Calls {
-    let notation = Notation {
-        open: marks[0],
-        head: "[",
-        call: |page, tool| hermes::write_object(page, tool, "arguments", "", ""),
-        next: Some(", "),
-        close: marks[1],
-    };
-    Calls { name, opens: open, starts: &[], marks: &[], tokens: &[], reader, habits: history::PLAIN, notation }
+type Make = fn(&str, &[Tool]) -> Box<dyn Reader>;
+type Texts = &'static [&'static str];
+
+const fn calls(name: &'static str, opens: Texts, marks: Texts, reader: Make, notation: Notation) -> Calls {
+    Calls { name, opens, starts: &[], marks, tokens: &[], reader, notation, habits: history::PLAIN }
 }
 
-type Make = fn(&str, &[Tool]) -> Box<dyn Reader>;
+/// A list of objects between `open` and `close`.
+const fn objects(open: &'static str, close: &'static str) -> Notation {
+    let call = |page: &mut Page<'_>, tool: &Tool| hermes::write_object(page, tool, "arguments", "", "");
+    Notation { open, head: "[", call, next: Some(", "), close }
+}
 
-pub(super) static NEMOTRON: Calls = Calls {
-    marks: &["</TOOLCALL>"],
-    ..objects("nemotron", ["<TOOLCALL>", "]</TOOLCALL>"], &["<TOOLCALL>"], |_, tools| {
-        List::reader("</TOOLCALL>", tools)
-    })
-};
+pub(super) static NEMOTRON: Calls = calls(
+    "nemotron",
+    &["<TOOLCALL>"],
+    &["</TOOLCALL>"],
+    |_, tools| List::reader("</TOOLCALL>", tools),
+    objects("<TOOLCALL>", "]</TOOLCALL>"),
+);
 
-pub(super) static HUNYUAN: Calls = Calls {
-    marks: &["</tool_calls>"],
-    ..objects("hunyuan", ["<tool_calls>", "]</tool_calls>"], &["<tool_calls>"], |_, tools| {
-        List::reader("</tool_calls>", tools)
-    })
-};
+pub(super) static HUNYUAN: Calls = calls(
+    "hunyuan",
+    &["<tool_calls>"],
+    &["</tool_calls>"],
+    |_, tools| List::reader("</tool_calls>", tools),
+    objects("<tool_calls>", "]</tool_calls>"),
+);
 
 pub(super) static GRANITE: Calls =
-    objects("granite", ["<|tool_call|>", "]"], &["<|tool_call|>"], |_, tools| List::reader("", tools));
+    calls("granite", &["<|tool_call|>"], &[], |_, tools| List::reader("", tools), objects("<|tool_call|>", "]"));
 
-pub(super) static PHI: Calls = Calls {
-    marks: &["<|/tool_call|>"],
-    notation: Notation {
+pub(super) static PHI: Calls = calls(
+    "phi",
+    &["<|tool_call|>"],
+    &["<|/tool_call|>"],
+    |_, tools| List::reader("<|/tool_call|>", tools),
+    Notation {
         open: "<|tool_call|>",
         head: "",
         call: |page, tool| hermes::write_object(page, tool, "arguments", "", "<|/tool_call|>"),
         next: Some("<|tool_call|>"),
         close: "",
     },
-    ..objects("phi", ["", ""], &["<|tool_call|>"], |_, tools| List::reader("<|/tool_call|>", tools))
-};
+);
 
-pub(super) static COMMAND: Calls = Calls {
-    name: "command",
-    opens: &["<|START_ACTION|>"],
-    starts: &[],
-    marks: &["<|END_ACTION|>"],
-    tokens: &[],
-    reader: |_, tools| List::reader("<|END_ACTION|>", tools),
-    habits: history::PLAIN,
-    notation: Notation {
+pub(super) static COMMAND: Calls = calls(
+    "command",
+    &["<|START_ACTION|>"],
+    &["<|END_ACTION|>"],
+    |_, tools| List::reader("<|END_ACTION|>", tools),
+    Notation {
         open: "<|START_ACTION|>",
         head: "[\n    ",
         call: |page, tool| {
             let name = Value::from(tool.name.as_str());
-            let (id, head) = (page.say("{\"tool_call_id\": \""), page.say("\", \"tool_name\": "));
-            let (name, arguments) = (page.say(&format!("{name}, \"parameters\": ")), page.arguments(tool));
-            format!("{id} /[0-9]{{1,2}}/ {head} {name} {arguments} {}", page.say("}"))
+            let head = page.say(&format!("\", \"tool_name\": {name}, \"parameters\": "));
+            let (id, arguments) = (page.say("{\"tool_call_id\": \""), page.arguments(tool));
+            format!("{id} /[0-9]{{1,2}}/ {head} {arguments} {}", page.say("}"))
         },
         next: Some(",\n    "),
         close: "\n]<|END_ACTION|>",
     },
-};
+);
 
-pub(super) static LFM: Calls = Calls {
-    name: "lfm",
-    opens: &["<|tool_call_start|>"],
-    starts: &[],
-    marks: &["<|tool_call_end|>"],
-    tokens: &[],
-    reader: |_, tools| List::reader("<|tool_call_end|>", tools),
-    habits: history::PLAIN,
-    notation: Notation {
+pub(super) static LFM: Calls = calls(
+    "lfm",
+    &["<|tool_call_start|>"],
+    &["<|tool_call_end|>"],
+    |_, tools| List::reader("<|tool_call_end|>", tools),
+    Notation {
         open: "<|tool_call_start|>",
         head: "[",
         call: write_call,
         next: Some(", "),
         close: "]<|tool_call_end|>",
     },
-};
+);
 
-pub(super) static OLMO: Calls = Calls {
-    name: "olmo",
-    opens: &["<function_calls>"],
-    starts: &[],
-    marks: &["</function_calls>"],
-    tokens: &[],
-    reader: |_, tools| Box::new(List { by_lines: true, ..List::new("</function_calls>", tools) }),
-    habits: history::PLAIN,
-    notation: Notation {
-        open: "<function_calls>",
-        head: "\n",
-        call: write_call,
-        next: Some("\n"),
-        close: "\n</function_calls>",
-    },
-};
+pub(super) static OLMO: Calls = calls(
+    "olmo",
+    &["<function_calls>"],
+    &["</function_calls>"],
+    |_, tools| Box::new(List { by_lines: true, ..List::new("</function_calls>", tools) }),
+    Notation { open: "<function_calls>", head: "\n", call: write_call, next: Some("\n"), close: "\n</function_calls>" },
+);
 
 pub(super) static LLAMA4: Calls = Calls {
-    name: "llama4",
-    opens: &["<|python_start|>"],
     starts: &["{"],
-    marks: &["<|python_end|>"],
-    tokens: &[],
-    reader: |_, tools| List::reader("<|python_end|>", tools),
-    habits: Habits { one_call: true, ..history::PLAIN },
-    notation: Notation {
-        open: "",
-        head: "",
-        call: |page, tool| hermes::write_object(page, tool, "parameters", "", ""),
-        next: Some("; "),
-        close: "",
-    },
+    habits: llama::HABITS,
+    ..calls(
+        "llama4",
+        &["<|python_start|>"],
+        &["<|python_end|>"],
+        |_, tools| List::reader("<|python_end|>", tools),
+        llama::NOTATION,
+    )
 };
 
 /// Grammar of a call in Python's notation; values are JSON, which the reader takes as well.
@@ -141,36 +122,25 @@ fn write_call(page: &mut Page<'_>, tool: &Tool) -> String {
     let (head, end) = (page.say(&format!("{}(", tool.name)), page.say(")"));
     let comma = page.say(", ");
     let Some(properties) = tool.parameters["properties"].as_object().filter(|p| !p.is_empty()) else {
-        let is_closed = tool.parameters.is_object() && tool.parameters["additionalProperties"] != true;
-        if is_closed {
+        if !tool.takes_others() {
             return format!("{head} {end}");
         }
         let one = format!("NAME {} {}", page.say("="), page.part(Rule::JsonSchema(json!({}))));
         return format!("{head} ({one} ({comma} {one})*)? {end}");
     };
-    let required = |name: &str| tool.parameters["required"].as_array().is_some_and(|r| r.iter().any(|r| r == name));
-    // From the last argument to the first: what may follow others, and what may come first.
-    let (mut after, mut first) = (String::new(), String::new());
+    // From the last argument to the first: rules for what may come first, and for what may follow others.
+    let nothing = page.rule("", "\"\"");
+    let (mut first, mut after) = (nothing.clone(), nothing);
     for (name, schema) in properties.iter().rev() {
         let value = page.part(Rule::JsonSchema(schema.clone()));
         let one = page.rule("", &format!("{} {value}", page.say(&format!("{name}="))));
-        let leads = format!("{one} {after}");
-        (after, first) = match required(name) {
-            true => (format!("{comma} {leads}"), leads),
-            false => {
-                let mut either = format!("{leads} | ");
-                let _ = write!(either, "{}", if first.is_empty() { "\"\"" } else { &first });
-                (format!("({comma} {one})? {after}"), either)
-            }
+        let [leads, follows] = match tool.requires(name) {
+            true => [format!("{one} {after}"), format!("{comma} {one} {after}")],
+            false => [format!("{one} {after} | {first}"), format!("({comma} {one})? {after}")],
         };
-        // Named, or each argument would repeat all that follow.
-        (after, first) = (page.rule("", &or_nothing(&after)), page.rule("", &or_nothing(&first)));
+        (first, after) = (page.rule("", &leads), page.rule("", &follows));
     }
     format!("{head} {first} {end}")
-}
-
-fn or_nothing(body: &str) -> String {
-    if body.trim().is_empty() { "\"\"".into() } else { body.into() }
 }
 
 struct List {

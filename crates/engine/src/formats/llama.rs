@@ -17,14 +17,17 @@ pub(super) static CALLS: Calls = Calls {
     marks: &[],
     tokens: &[],
     reader: |_, _| Box::new(Llama { call: JsonCall::new(), between: false }),
-    habits: Habits { one_call: true, ..history::PLAIN },
-    notation: Notation {
-        open: "",
-        head: "",
-        call: |page, tool| hermes::write_object(page, tool, "parameters", "", ""),
-        next: Some("; "),
-        close: "",
-    },
+    habits: HABITS,
+    notation: NOTATION,
+};
+
+pub(super) const HABITS: Habits = Habits { one_call: true, ..history::PLAIN };
+pub(super) const NOTATION: Notation = Notation {
+    open: "",
+    head: "",
+    call: |page, tool| hermes::write_object(page, tool, "parameters", "", ""),
+    next: Some("; "),
+    close: "",
 };
 
 struct Llama {

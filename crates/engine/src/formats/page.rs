@@ -125,17 +125,16 @@ impl<'a> Page<'a> {
     /// its schema.
     pub fn one_by_one(&mut self, tool: &Tool, one: impl Fn(&mut Self, &str, &Value) -> String) -> String {
         let Some(properties) = tool.parameters["properties"].as_object().filter(|p| !p.is_empty()) else {
-            return match &tool.parameters {
-                Value::Object(keys) if keys.get("additionalProperties") != Some(&Value::Bool(true)) => String::new(),
-                _ => format!("({})*", one(self, "NAME", &Value::Null)),
+            return match tool.takes_others() {
+                true => format!("({})*", one(self, "NAME", &Value::Null)),
+                false => String::new(),
             };
         };
-        let required = |name: &str| tool.parameters["required"].as_array().is_some_and(|r| r.iter().any(|r| r == name));
         let mut lark = String::new();
         for (name, schema) in properties {
             let said = self.say(name);
             let argument = one(self, &said, schema);
-            let _ = write!(lark, "({argument}){} ", if required(name) { "" } else { "?" });
+            let _ = write!(lark, "({argument}){} ", if tool.requires(name) { "" } else { "?" });
         }
         lark
     }

@@ -24,6 +24,18 @@ impl Tool {
     }
 }
 
+impl Tool {
+    /// Returns whether a call must have this argument.
+    pub(super) fn requires(&self, name: &str) -> bool {
+        self.parameters["required"].as_array().is_some_and(|required| required.iter().any(|other| other == name))
+    }
+
+    /// Returns whether a call may have arguments that its schema does not name.
+    pub(super) fn takes_others(&self) -> bool {
+        !self.parameters.is_object() || self.parameters["additionalProperties"] == true
+    }
+}
+
 /// Converts a call's arguments, given one by one as text, to JSON.
 pub(super) struct Arguments {
     /// Schemas by name; null when unknown.

@@ -6,7 +6,7 @@
 
 use super::history;
 use super::json::{Cursor, Halt};
-use super::page::Notation;
+use super::page::{Notation, Page};
 use super::parser::{Reader, Sink, Turn};
 use super::tools::{Arguments, Tool};
 use super::{Calls, hermes};
@@ -17,26 +17,12 @@ pub(super) static CALLS: Calls = Calls {
     starts: &[],
     marks: &[hermes::CLOSE],
     tokens: &[],
-    reader: |mark, tools| {
-        Box::new(Xml {
-            tools: tools.to_vec(),
-            close: Some(hermes::CLOSE).filter(|_| mark == hermes::OPEN),
-            named: mark == FUNCTION,
-            stage: Stage::Name,
-        })
-    },
+    reader: |mark, tools| Xml::reader(mark, hermes::CLOSE, tools),
     habits: history::PLAIN,
     notation: Notation {
         open: hermes::OPEN,
         head: "",
-        call: |page, tool| {
-            let arguments = page.one_by_one(tool, |page, name, schema| {
-                let (key, value) = (page.say(PARAMETER), page.say(">\n"));
-                format!("{key} {name} {value} {}", page.bare(schema, "\n</parameter>\n"))
-            });
-            let head = page.say(&format!("\n{FUNCTION}{}>\n", tool.name));
-            format!("{head} {arguments} {}", page.say("</function>\n</tool_call>"))
-        },
+        call: |page, tool| write_call(page, tool, "\n", hermes::CLOSE),
         next: Some("\n<tool_call>"),
         close: "",
     },
@@ -48,26 +34,12 @@ pub(super) static SEED: Calls = Calls {
     starts: &[],
     marks: &[SEED_CLOSE],
     tokens: &[],
-    reader: |mark, tools| {
-        Box::new(Xml {
-            tools: tools.to_vec(),
-            close: Some(SEED_CLOSE).filter(|_| mark == SEED_OPEN),
-            named: mark == FUNCTION,
-            stage: Stage::Name,
-        })
-    },
+    reader: |mark, tools| Xml::reader(mark, SEED_CLOSE, tools),
     habits: history::PLAIN,
     notation: Notation {
         open: SEED_OPEN,
         head: "",
-        call: |page, tool| {
-            let arguments = page.one_by_one(tool, |page, name, schema| {
-                let (key, value) = (page.say(PARAMETER), page.say(">"));
-                format!("{key} {name} {value} {}", page.bare(schema, "</parameter>\n"))
-            });
-            let head = page.say(&format!("\n{FUNCTION}{}>\n", tool.name));
-            format!("{head} {arguments} {}", page.say("</function>\n</seed:tool_call>"))
-        },
+        call: |page, tool| write_call(page, tool, "", SEED_CLOSE),
         next: Some("\n<seed:tool_call>"),
         close: "",
     },
@@ -82,10 +54,8 @@ const PARAMETER_END: &str = "</parameter>";
 
 struct Xml {
     tools: Vec<Tool>,
-    /// Where the call is inside a pair of marks, the second one.
+    /// Where the call is inside a pair of marks, the second one; else its `<function=` is consumed already.
     close: Option<&'static str>,
-    /// `<function=` is consumed already.
-    named: bool,
     stage: Stage,
 }
 
@@ -96,11 +66,28 @@ enum Stage {
     Close,
 }
 
+impl Xml {
+    fn reader(mark: &str, close: &'static str, tools: &[Tool]) -> Box<dyn Reader> {
+        let close = Some(close).filter(|_| mark != FUNCTION);
+        Box::new(Xml { tools: tools.to_vec(), close, stage: Stage::Name })
+    }
+}
+
+/// Grammar of a call and its closing mark; `around`: between a value and its marks.
+fn write_call(page: &mut Page<'_>, tool: &Tool, around: &str, close: &str) -> String {
+    let arguments = page.one_by_one(tool, |page, name, schema| {
+        let (key, value) = (page.say(PARAMETER), page.say(&format!(">{around}")));
+        format!("{key} {name} {value} {}", page.bare(schema, &format!("{around}{PARAMETER_END}\n")))
+    });
+    let head = page.say(&format!("\n{FUNCTION}{}>\n", tool.name));
+    format!("{head} {arguments} {}", page.say(&format!("{FUNCTION_END}\n{close}")))
+}
+
 impl Reader for Xml {
     fn read(&mut self, text: &str, last: bool, sink: &mut Sink) -> Turn {
         let mut c = Cursor::new(text);
         let outcome = match &mut self.stage {
-            Stage::Name => name(&mut c, self.named).map(|name| {
+            Stage::Name => name(&mut c, self.close.is_none()).map(|name| {
                 self.stage = Stage::Parameters(Arguments::start(name, &self.tools, sink));
                 Turn::Took(c.at())
             }),

@@ -21,11 +21,16 @@ const MAX_KEY_NAME: usize = 64;
 #[derive(Debug, Default)]
 pub struct Keys(Mutex<Arc<[Arc<Key>]>>);
 
-/// A key, what the log calls it, and what it may use.
-pub struct Key {
-    /// Padded, with its length, so that a comparison takes as long whatever is compared.
+/// The text of a key: padded, with its length, so that a comparison takes as long whatever is compared.
+#[derive(Clone, Copy)]
+struct Secret {
     bytes: [u8; MAX_KEY_BYTES],
     len: u64,
+}
+
+/// A key, what the log calls it, and what it may use.
+pub struct Key {
+    secret: Secret,
     pub name: String,
     limits: Limits,
     usage: Arc<Usage>,
@@ -94,18 +99,25 @@ impl Bucket {
     }
 }
 
-impl Key {
-    fn new(key: &str, name: &str, limits: Limits) -> Option<Key> {
+impl Secret {
+    /// `None` where the text is too long.
+    fn new(text: &str) -> Option<Secret> {
         let mut bytes = [0; MAX_KEY_BYTES];
-        bytes.get_mut(..key.len())?.copy_from_slice(key.as_bytes());
+        bytes.get_mut(..text.len())?.copy_from_slice(text.as_bytes());
+        Some(Secret { bytes, len: text.len() as u64 })
+    }
+
+    fn is(&self, other: &Secret) -> subtle::Choice {
+        self.bytes[..].ct_eq(&other.bytes[..]) & self.len.ct_eq(&other.len)
+    }
+}
+
+impl Key {
+    fn new(secret: Secret, name: &str, limits: Limits) -> Key {
         // The first request finds a full minute's allowance.
         let full = || Mutex::new(Bucket { left: f64::INFINITY, seen: Instant::now() });
         let usage = Usage { owner: app::random(), running: AtomicU32::new(0), requests: full(), tokens: full() };
-        Some(Key { bytes, len: key.len() as u64, name: name.into(), limits, usage: Arc::new(usage) })
-    }
-
-    fn is(&self, other: &Key) -> subtle::Choice {
-        self.bytes[..].ct_eq(&other.bytes[..]) & self.len.ct_eq(&other.len)
+        Key { secret, name: name.into(), limits, usage: Arc::new(usage) }
     }
 
     /// Identifies the key.
@@ -187,8 +199,9 @@ impl Keys {
             }
             let own = format!("line {number}");
             let name = Some(super::log::cut(name.trim(), MAX_KEY_NAME)).filter(|name| !name.is_empty());
-            let key = Key::new(key, name.unwrap_or(&own), limits).map(Arc::new);
-            key.ok_or_else(|| format!("line {number}: a key has at most {MAX_KEY_BYTES} bytes"))
+            let secret = Secret::new(key);
+            let secret = secret.ok_or_else(|| format!("line {number}: a key has at most {MAX_KEY_BYTES} bytes"))?;
+            Ok(Arc::new(Key::new(secret, name.unwrap_or(&own), limits)))
         };
         let keys: Arc<[Arc<Key>]> = lines.map(key).collect::<Result<_, _>>()?;
         if keys.is_empty() { Err("it holds no key".into()) } else { Ok(Keys(Mutex::new(keys))) }
@@ -203,9 +216,8 @@ impl Keys {
     pub fn replace(&self, keys: Keys) -> usize {
         let mut mine = lock(&self.0);
         let known = |key: &Arc<Key>| {
-            let usage = mine.iter().find(|old| old.is(key).into()).map(|old| old.usage.clone());
-            let Key { bytes, len, ref name, limits, .. } = **key;
-            usage.map_or_else(|| key.clone(), |usage| Arc::new(Key { bytes, len, name: name.clone(), limits, usage }))
+            let Some(old) = mine.iter().find(|old| old.secret.is(&key.secret).into()) else { return key.clone() };
+            Arc::new(Key { name: key.name.clone(), usage: old.usage.clone(), ..**key })
         };
         let keys: Arc<[Arc<Key>]> = keys.all().iter().map(known).collect();
         *mine = keys;
@@ -232,10 +244,11 @@ impl Keys {
         let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let given = header(header::AUTHORIZATION).and_then(bearer);
         let given = given.or_else(|| header(HeaderName::from_static("x-api-key")).map(String::from));
-        let given = given.as_deref().and_then(|given| Key::new(given, "", Limits::default()));
+        let given = given.as_deref().and_then(Secret::new);
         let found = given.and_then(|given| {
             // All are compared, whichever it is.
-            let pick = |found: u64, (key, i): (&Arc<Key>, u64)| u64::conditional_select(&found, &i, key.is(&given));
+            let pick =
+                |found: u64, (key, i): (&Arc<Key>, u64)| u64::conditional_select(&found, &i, key.secret.is(&given));
             usize::try_from(keys.iter().zip(0..).fold(u64::MAX, pick)).ok()
         });
         match found.and_then(|i| keys.get(i)) {
