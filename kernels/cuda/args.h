@@ -162,6 +162,7 @@ struct ExpertLists {
     const u32* ids; // [n_pairs]
     u32* first;     // [n_expert + 1]
     u32* pairs;     // [n_pairs]
+    u32* places;    // [n_pairs]: where a pair stands in `pairs`
     u32 n_pairs, n_expert;
 };
 
@@ -445,7 +446,7 @@ struct DeltaIn {
 
 struct Combine {
     float* x;             // [rows, d]
-    const float* y;       // [rows, n_used, d]
+    const float* y;       // [rows, n_used, d]; with `places` bf16, rows in the order of the experts' lists
     const float* weights; // [rows, n_used]
     const float* norm_w;  // [d], or null
     float* norm_out;      // [rows, d]
@@ -457,6 +458,7 @@ struct Combine {
     const float* next_w; // [d]: of the norm behind x, whose packed columns combine_sum puts out without its factor
     u8* columns;         // [rows, column_bytes(d)], or null
     float* squares;      // [rows, d / 256]
+    const u32* places;   // [rows * n_used], or null: the row of y that is a pair's
 };
 
 struct Select {
@@ -583,9 +585,21 @@ struct WideGatedLinear {
     Packed wide;
 };
 
+// The experts' activations as bf16, packed for the last product (`pack` of `wide.h`), pairs in the order of the lists.
+struct PackedHidden {
+    uint4* packed;   // or null: f32, a row a pair
+    u32 n_groups;    // of eight pairs
+    u32 runs;        // of a unit of the weights that will read them
+    u32 paired;      // a unit's runs lie 32 values apart
+    u32 n;           // numbers of a row in whole steps of four units; those behind the last are zero
+};
+
 struct WideExperts {
     Experts op;
     Packed wide;
+    PackedHidden hidden; // of gated products
+    u32 listed;          // of the last product: `out` is bf16, rows in the order of the lists
+    u32 reserved;
 };
 
 // Rows of x behind their prologue, in up to two forms.

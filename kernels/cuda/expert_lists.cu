@@ -1,5 +1,5 @@
 // expert_lists: which pairs (token * n_used + slot) chose each expert, ascending; first[e] is where those of expert e
-// begin.
+// begin, places[pair] where a pair stands.
 //
 // A block an expert, of which each thread goes through a piece of all ids twice: it counts the pairs of lower experts
 // and its own, then writes its own behind those of the threads before. Memory is O(pairs + experts), no atomics, so the
@@ -51,6 +51,6 @@ KERNEL __launch_bounds__(256) expert_lists(const __grid_constant__ ExpertLists a
         if (expert == a.n_expert - 1) a.first[a.n_expert] = first + total;
     }
     ids_of_thread(a, [&](u32 i, u32 id) {
-        if (id == expert) a.pairs[at++] = i;
+        if (id == expert) a.places[i] = at, a.pairs[at++] = i;
     });
 }

@@ -79,6 +79,90 @@ __device__ __forceinline__ bool find_wide(const Experts& op, u32 width, u32 tile
     return false;
 }
 
+// A thread's first row of weights, in the warp with this number of all that share a matrix. Gated ones have a row of
+// gate and of up, others the row and the next one. Where activations are packed a warp has a piece of eight of a chunk.
+template <bool GATED>
+__device__ __forceinline__ u32 row_of_warp(const PackedHidden& to, u32 warp, u32 thread) {
+    const u32 g = thread % 32 / 4;
+    if (!GATED) return 16 * warp + 2 * g;
+    if (!to.packed) return 8 * warp + g;
+    const u32 chunk = warp / 8, unit = 4 * (chunk / to.runs) + g / 2, r = chunk % to.runs;
+    const u32 run = to.paired ? 2 * to.runs * (unit / 2) + 2 * r + unit % 2 : to.runs * unit + r;
+    return 16 * run + 2 * (warp % 8) + g % 2;
+}
+
+// Pairs of a tile in the order of the lists: its first column, and its own from `begin` on below `end`.
+struct WidePairs {
+    u32 expert, start, begin, end;
+};
+
+// Puts a thread's two rows of sums out packed.
+template <bool SILU, int N>
+__device__ __forceinline__ void put_packed(const WideExperts& a, const WidePairs& tile, u32 warp, u32 thread,
+                                           bool is_real, const float (&bias)[2], const float (&sums)[N]) {
+    const Experts& op = a.op;
+    const PackedHidden& to = a.hidden;
+    // Neighbours in g have the two numbers of a word: one stores the first column's, the other the second's.
+    const u32 g = thread % 32 / 4, second = g % 2, r8 = thread % 4 * 2 + second, piece = warp % 8;
+    u32* const out = (u32*)(to.packed + ((u64)(warp / 8) * to.n_groups + tile.start / 8) * 64 + 8 * r8 + (piece ^ r8));
+    const auto act = [&](float gate, float up) {
+        gate += bias[0], up += bias[1];
+        if (!is_real) return 0.0f;
+        return SILU ? silu(gate) * up : gated(op.act, gate, up, op.alpha, op.limit);
+    };
+#pragma unroll
+    for (int n = 0; n < N / 4; n++) {
+        if (tile.start + 8 * n >= tile.end) break;
+        const float v = act(sums[4 * n], sums[4 * n + 2]), v2 = act(sums[4 * n + 1], sums[4 * n + 3]);
+        const float other = __shfl_xor_sync(FULL_MASK, second ? v : v2, 4);
+        const u32 col = tile.start + 8 * n + r8;
+        if (col >= tile.begin && col < tile.end) out[256 * n + g / 2] = second ? bf16_pair(other, v2) : bf16_pair(v, other);
+    }
+}
+
+// Puts a thread's sums out: the warp with this number of those that share a matrix.
+template <bool GATED, int N>
+__device__ __forceinline__ void put_out(const WideExperts& a, const WidePairs& tile, u32 warp, u32 thread,
+                                        const float (&sums)[N]) {
+    const Experts& op = a.op;
+    const u32 row = row_of_warp<GATED>(a.hidden, warp, thread), second = GATED ? row : row + 1;
+    const u64 first = (u64)tile.expert * op.n;
+    const float* of_second = GATED ? op.up_bias : op.bias;
+    const float bias[2] = {op.bias && row < op.n ? op.bias[first + row] : 0.0f,
+                           of_second && second < op.n ? of_second[first + second] : 0.0f};
+    if (GATED && a.hidden.packed) {
+        if (8 * warp >= a.hidden.n) return;
+        if (op.act == ACT_SILU) {
+            put_packed<true>(a, tile, warp, thread, row < op.n, bias, sums);
+        } else {
+            put_packed<false>(a, tile, warp, thread, row < op.n, bias, sums);
+        }
+        return;
+    }
+    if (row >= op.n) return;
+    const u32 n_cols = tile.end - tile.start, skipped = tile.begin - tile.start;
+    if (!GATED && a.listed) {
+        u16* const out = (u16*)op.out + (u64)tile.start * op.n + row;
+        each_column(sums, thread, n_cols, [&](u32 col, float sum, float sum2) {
+            if (col >= skipped) *(u32*)(out + (u64)col * op.n) = bf16_pair(sum + bias[0], sum2 + bias[1]);
+        });
+        return;
+    }
+    each_column(sums, thread, n_cols, [&](u32 col, float sum, float sum2) {
+        if (col < skipped) return;
+        float* out = op.out + (u64)op.pairs[tile.start + col] * op.n + row;
+        sum += bias[0], sum2 += bias[1];
+        if (GATED) {
+            *out = gated(op.act, sum, sum2, op.alpha, op.limit);
+        } else if (op.n % 2 == 0) {
+            *(float2*)out = make_float2(sum, sum2);
+        } else {
+            out[0] = sum;
+            if (second < op.n) out[1] = sum2;
+        }
+    });
+}
+
 template <bool GATED, class Shape>
 __device__ __forceinline__ void experts_wide_of(const WideExperts& a) {
     PDL_LAUNCH();
@@ -88,7 +172,7 @@ __device__ __forceinline__ void experts_wide_of(const WideExperts& a) {
     u32 expert = 0, start = 0, begin = 0, end = 0;
     if (blockIdx.y < op.n_expert) {
         if (!find_wide(op, a.wide.width, blockIdx.y, expert, start, begin, end)) return;
-        if (threadIdx.x == 0) found[0] = expert, found[1] = start, found[2] = begin;
+        if (threadIdx.x == 0) found[0] = expert, found[1] = start, found[2] = begin, found[3] = end;
     } else {
         if (threadIdx.x < 32) {
             if (!find_wide(op, a.wide.width, blockIdx.y, expert, start, begin, end)) begin = end = 0;
@@ -98,38 +182,18 @@ __device__ __forceinline__ void experts_wide_of(const WideExperts& a) {
         expert = found[0], start = found[1], begin = found[2], end = found[3];
         if (begin == end) return;
     }
-    const auto row_of_thread = [](u32 thread) {
-        return GATED ? blockIdx.x * (WIDE_ROWS / 2) + thread / 32 * 8 + thread % 32 / 4
-                     : blockIdx.x * WIDE_ROWS + thread / 32 * 16 + thread % 32 / 4 * 2;
-    };
+    const u32 first_warp = blockIdx.x * (WIDE_THREADS / 32);
     wide<Shape>(
         op.k, 0, Shape::steps(op.k), a.wide.packed, a.wide.n_groups, start / 8, end - start, (u8*)shared,
         [&](int i) {
             const Matrix& w = GATED && i ? op.up : op.w;
-            const u64 row = min(row_of_thread(threadIdx.x) + (GATED ? 0 : i), op.n - 1);
+            const u32 of_warp = row_of_warp<GATED>(a.hidden, first_warp + threadIdx.x / 32, threadIdx.x);
+            const u64 row = min(of_warp + (GATED ? 0 : i), op.n - 1);
             return row_of<WEIGHT>(w.q, w.scales, w.biases, (u64)expert * op.n + row, op.k);
         },
-        [&](u32 thread) {
-            const u32 row = row_of_thread(thread), second = GATED ? row : row + 1, expert = found[0];
-            float bias[2] = {0.0f, 0.0f};
-            const float* of_second = GATED ? op.up_bias : op.bias;
-            if (op.bias && row < op.n) bias[0] = op.bias[(u64)expert * op.n + row];
-            if (of_second && second < op.n) bias[1] = of_second[(u64)expert * op.n + second];
-            const u32 start = found[1], begin = found[2];
-            const float first_bias = bias[0], second_bias = bias[1];
-            return [=, &op](u32 col, float sum, float sum2) {
-                if (start + col < begin || row >= op.n) return;
-                float* out = op.out + (u64)op.pairs[start + col] * op.n + row;
-                sum += first_bias, sum2 += second_bias;
-                if (GATED) {
-                    *out = gated(op.act, sum, sum2, op.alpha, op.limit);
-                } else if (op.n % 2 == 0) {
-                    *(float2*)out = make_float2(sum, sum2);
-                } else {
-                    out[0] = sum;
-                    if (second < op.n) out[1] = sum2;
-                }
-            };
+        [&](u32 thread, const auto& sums) {
+            const WidePairs tile = {found[0], found[1], found[2], found[3]};
+            put_out<GATED>(a, tile, first_warp + thread / 32, thread, sums);
         });
 }
 
@@ -164,7 +228,8 @@ __device__ __forceinline__ void experts_queue_of(const WideExperts& a) {
     PDL_WAIT();
     const Experts& op = a.op;
     const u32 width = a.wide.width, n_expert = op.n_expert;
-    const u32 row_blocks = ((GATED ? 2 : 1) * op.n + QUEUE_ROWS - 1) / QUEUE_ROWS;
+    const u32 n_rows = GATED ? 2 * (a.hidden.packed ? a.hidden.n : op.n) : op.n;
+    const u32 row_blocks = (n_rows + QUEUE_ROWS - 1) / QUEUE_ROWS;
     // Tiles of all experts before each, behind the ring; an expert's begin at a multiple of 8 and are of one width.
     u32* const before = (u32*)((u8*)shared + WideQueue<WEIGHT>::SHARED);
     const auto tiles_of = [&](u32 first, u32 last) {
@@ -188,10 +253,6 @@ __device__ __forceinline__ void experts_queue_of(const WideExperts& a) {
         if (threadIdx.x == 0) before[n_expert] = sum;
     }
     __syncthreads();
-    const auto row_of_thread = [](const WideTile& tile, u32 thread) {
-        return GATED ? tile.row_block * (QUEUE_ROWS / 2) + thread / 32 * 8 + thread % 32 / 4
-                     : tile.row_block * QUEUE_ROWS + thread / 32 * 16 + thread % 32 / 4 * 2;
-    };
     wide_queue<WEIGHT>(
         op.k, a.wide.packed, a.wide.n_groups, row_blocks * before[n_expert], (u8*)shared,
         [&](u32 index) {
@@ -211,29 +272,16 @@ __device__ __forceinline__ void experts_queue_of(const WideExperts& a) {
         },
         [&](const WideTile& tile, int i) {
             const Matrix& w = GATED && i ? op.up : op.w;
-            const u64 row = min(row_of_thread(tile, threadIdx.x) + (GATED ? 0 : i), op.n - 1);
+            const u32 warp = tile.row_block * (QUEUE_THREADS / 32) + threadIdx.x / 32;
+            const u64 row = min(row_of_warp<GATED>(a.hidden, warp, threadIdx.x) + (GATED ? 0 : i), op.n - 1);
             return row_of<WEIGHT>(w.q, w.scales, w.biases, (u64)tile.expert * op.n + row, op.k);
         },
-        [&](const WideTile& tile, u32 thread) {
-            const u32 row = row_of_thread(tile, thread), second = GATED ? row : row + 1;
-            const u64 bias = (u64)tile.expert * op.n;
-            const float* of_second = GATED ? op.up_bias : op.bias;
-            const float add = op.bias && row < op.n ? op.bias[bias + row] : 0.0f;
-            const float add2 = of_second && second < op.n ? of_second[bias + second] : 0.0f;
-            const u32 start = tile.group * 8, begin = tile.begin, end = op.first[tile.expert + 1];
-            return [=, &op](u32 col, float sum, float sum2) {
-                if (start + col < begin || start + col >= end || row >= op.n) return;
-                float* out = op.out + (u64)op.pairs[start + col] * op.n + row;
-                sum += add, sum2 += add2;
-                if (GATED) {
-                    *out = gated(op.act, sum, sum2, op.alpha, op.limit);
-                } else if (op.n % 2 == 0) {
-                    *(float2*)out = make_float2(sum, sum2);
-                } else {
-                    out[0] = sum;
-                    if (second < op.n) out[1] = sum2;
-                }
-            };
+        [&](const WideTile& tile, u32 thread, const auto& sums) {
+            const u32 start = tile.group * 8, end = min(start + tile.n_cols, op.first[tile.expert + 1]);
+            // A tile without pairs of its own has a column that is another expert's.
+            if (end <= tile.begin) return;
+            const u32 warp = tile.row_block * (QUEUE_THREADS / 32) + thread / 32;
+            put_out<GATED>(a, WidePairs{tile.expert, start, tile.begin, end}, warp, thread, sums);
         });
 }
 

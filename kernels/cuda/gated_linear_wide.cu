@@ -20,23 +20,23 @@ KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) gated_linear_wide(const __gr
     PDL_LAUNCH();
     PDL_WAIT();
     const GatedLinear& op = a.op;
-    const u32 begin = blockIdx.y * a.wide.width;
+    const u32 begin = blockIdx.y * a.wide.width, n_cols = min(a.wide.width, op.rows - begin);
     const auto row_of_thread = [](u32 thread) {
         return blockIdx.x * (WIDE_ROWS / 2) + thread / 32 * 8 + thread % 32 / 4;
     };
     wide<Wide<WEIGHT>>(
-        op.k, 0, Wide<WEIGHT>::steps(op.k), a.wide.packed, a.wide.n_groups, begin / 8,
-        min(a.wide.width, op.rows - begin), (u8*)shared,
+        op.k, 0, Wide<WEIGHT>::steps(op.k), a.wide.packed, a.wide.n_groups, begin / 8, n_cols, (u8*)shared,
         [&](int i) {
             const Matrix& w = i ? op.up : op.gate;
             return row_of<WEIGHT>(w.q, w.scales, w.biases, min(row_of_thread(threadIdx.x), op.n - 1), op.k);
         },
-        [&](u32 thread) {
+        [&](u32 thread, const auto& sums) {
             const u32 row = row_of_thread(thread);
             float* out = op.out + (u64)begin * op.n + row;
-            return [=, &op](u32 col, float sum, float up) {
-                if (row < op.n) out[(u64)col * op.n] = gated(op.act, sum, up, op.alpha, op.limit);
-            };
+            if (row >= op.n) return;
+            each_column(sums, thread, n_cols, [=, &op](u32 col, float sum, float up) {
+                out[(u64)col * op.n] = gated(op.act, sum, up, op.alpha, op.limit);
+            });
         });
 }
 #endif

@@ -40,16 +40,17 @@ __device__ __forceinline__ void linear_wide_of(const WideLinear& a) {
     PDL_LAUNCH();
     PDL_WAIT();
     const Linear& op = a.op;
-    const u32 begin = blockIdx.y * a.wide.width, steps = Shape::steps(op.k), share = blockIdx.z, n_shares = gridDim.z;
+    const u32 begin = blockIdx.y * a.wide.width, n_cols = min(a.wide.width, op.rows - begin);
+    const u32 steps = Shape::steps(op.k), share = blockIdx.z, n_shares = gridDim.z;
     wide<Shape>(
-        op.k, steps * share / n_shares, steps * (share + 1) / n_shares, a.wide.packed, a.wide.n_groups, begin / 8,
-        min(a.wide.width, op.rows - begin), (u8*)shared,
+        op.k, steps * share / n_shares, steps * (share + 1) / n_shares, a.wide.packed, a.wide.n_groups, begin / 8, n_cols,
+        (u8*)shared,
         [&](int i) {
             const PartRow at(op, threadIdx.x, i);
             const Matrix& w = at.part->w;
             return row_of<WEIGHT>(w.q, w.scales, w.biases, at.row, op.k);
         },
-        [&](u32 thread) {
+        [&](u32 thread, const auto& sums) {
             const PartRow at(op, thread, 0), second(op, thread, 1);
             const LinearPart &p = *at.part, &p2 = *second.part;
             // A share's sums have rows of all parts.
@@ -63,7 +64,7 @@ __device__ __forceinline__ void linear_wide_of(const WideLinear& a) {
             const u64 n = is_share ? n_all : p.n, n2 = is_share ? n_all : p2.n;
             const bool is_pair = (is_share || &p == &p2) && n % 2 == 0 && second.is_real && (u64)out % 8 == 0;
             const bool is_real = at.is_real, is_second = second.is_real, add = op.add && !is_share;
-            return [=](u32 col, float sum, float sum2) {
+            each_column(sums, thread, n_cols, [=](u32 col, float sum, float sum2) {
                 sum += bias, sum2 += bias2;
                 if (is_pair) {
                     float2* const to = (float2*)(out + col * n);
@@ -73,7 +74,7 @@ __device__ __forceinline__ void linear_wide_of(const WideLinear& a) {
                 }
                 if (is_real) out[col * n] = add ? out[col * n] + sum : sum;
                 if (is_second) out2[col * n2] = add ? out2[col * n2] + sum2 : sum2;
-            };
+            });
         });
 }
 

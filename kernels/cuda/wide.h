@@ -118,13 +118,27 @@ __device__ __forceinline__ void wide_chunks(float* acc, const u32 (&a)[2][8], co
     wgmma_commit();
 }
 
+// `store(col, sum, sum_of_second)` for every column below n_cols of a thread's sums: columns 8n + 2t and 8n + 2t + 1 of
+// its two rows are sums 4n .. 4n + 4.
+template <int N, class Store>
+__device__ __forceinline__ void each_column(const float (&sums)[N], u32 thread, u32 n_cols, const Store& store) {
+#pragma unroll
+    for (int n = 0; n < N / 4; n++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const u32 col = 8 * n + thread % 4 * 2 + i;
+            if (col < n_cols) store(col, sums[4 * n + i], sums[4 * n + 2 + i]);
+        }
+    }
+}
+
 // The products of a block's rows of weights with `n_cols` packed columns from `8 * group` on, over steps `first_step`
 // to `end_step` of four units each. `rows(i)`: row i of the two of this thread, as operand rows g and g + 8.
-// `stores(thread)` returns what takes `(col, sum, sum_of_second)` of both for every column below n_cols. Dynamic shared
-// memory: SHARED bytes. All threads have waited for the grids before.
-template <class T, class Rows, class Stores>
+// `finish(thread, sums)` stores what the thread has (`each_column`). Dynamic shared memory: SHARED bytes. All threads
+// have waited for the grids before.
+template <class T, class Rows, class Finish>
 __device__ __forceinline__ void wide(u32 k, u32 first_step, u32 end_step, const uint4* packed, u32 n_groups, u32 group,
-                                     u32 n_cols, u8* shared, const Rows& rows, const Stores& stores) {
+                                     u32 n_cols, u8* shared, const Rows& rows, const Finish& finish) {
     typedef typename T::W W;
     // Rows end with a step.
     constexpr bool WHOLE = W::BLOCK % (4 * W::UNIT) == 0;
@@ -244,15 +258,6 @@ __device__ __forceinline__ void wide(u32 k, u32 first_step, u32 end_step, const 
         wgmma_wait();
         keep(acc);
     }
-    const u32 thread = thread_anew();
-    const auto store = stores(thread);
-#pragma unroll
-    for (int n = 0; n < T::COLS / 8; n++) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const u32 col = 8 * n + thread % 4 * 2 + i;
-            if (col < n_cols) store(col, acc[4 * n + i], acc[4 * n + 2 + i]);
-        }
-    }
+    finish(thread_anew(), acc);
 }
 #endif

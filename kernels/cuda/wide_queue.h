@@ -19,7 +19,7 @@ struct WideQueue {
     static constexpr u32 SHARED = STAGES * STAGE + 1024 + 256;
 };
 
-// A block of rows of weights, and columns from the packed row 8 * group on; what else it is, `find` and `stores` know.
+// A block of rows of weights, and columns from the packed row 8 * group on; what else it is, `find` and `finish` know.
 struct WideTile {
     u32 row_block, group, n_cols, expert, begin;
 };
@@ -31,12 +31,11 @@ struct WideFill {
 };
 
 // A block takes tiles blockIdx.x, blockIdx.x + gridDim.x, ... below n_tiles. `find(index)` returns a tile, `rows(tile,
-// i)` row i of the two of this thread, as operand rows g and g + 8, and `stores(tile, thread)` what takes `(col, sum,
-// sum_of_second)` of both for every column of the tile. Dynamic shared memory: SHARED bytes. All threads have waited
-// for the grids before.
-template <class W, class Find, class Rows, class Stores>
+// i)` row i of the two of this thread, as operand rows g and g + 8, and `finish(tile, thread, sums)` stores what the
+// thread has. Dynamic shared memory: SHARED bytes. All threads have waited for the grids before.
+template <class W, class Find, class Rows, class Finish>
 __device__ __forceinline__ void wide_queue(u32 k, const uint4* packed, u32 n_groups, u32 n_tiles, u8* shared,
-                                           const Find& find, const Rows& rows, const Stores& stores) {
+                                           const Find& find, const Rows& rows, const Finish& finish) {
     typedef WideQueue<W> T;
     // With an even number of runs their operands take turns, and one is unpacked while the other is multiplied.
     constexpr bool LATE = W::RUNS % 2 == 0;
@@ -156,16 +155,7 @@ __device__ __forceinline__ void wide_queue(u32 k, const uint4* packed, u32 n_gro
             leave(stage == 0 ? T::STAGES - 1 : stage - 1);
         }
         keep(acc);
-        const u32 thread = thread_anew();
-        const auto store = stores(now, thread);
-#pragma unroll
-        for (int n = 0; n < T::COLS / 8; n++) {
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const u32 col = 8 * n + thread % 4 * 2 + i;
-                if (col < now.n_cols) store(col, acc[4 * n + i], acc[4 * n + 2 + i]);
-            }
-        }
+        finish(now, thread_anew(), acc);
     }
 }
 #endif

@@ -96,10 +96,10 @@ static void test_experts(const char* name, ExpertsKernel first_kernel, ExpertsKe
     for (float& v : x) v *= gate.inverse(d);
     const Array<float> bias = normals((size_t)n_expert * d_ff), up_bias = normals((size_t)n_expert * d_ff);
     const Array<float> down_bias = normals((size_t)n_expert * d);
-    Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u);
+    Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u), places(pairs);
     for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * uniform() * n_expert));
     launch({n_expert, 1, 1}, 256, SHARED, expert_lists,
-           ExpertLists{ids.data(), first.data(), listed.data(), pairs, n_expert});
+           ExpertLists{ids.data(), first.data(), listed.data(), places.data(), pairs, n_expert});
     const Array<u16> in = packed(x, rows, d, {});
     Array<u16> hidden = packed_rows(all, d_ff);
     BatchExperts a = {};

@@ -109,10 +109,10 @@ static void test_experts(const char* name, ExpertsKernel kernel, u32 rows, u32 n
     const Weights w((u64)n_expert * n, k), up((u64)n_expert * n, k);
     for (float& v : x) v *= w.inverse(k);
     const Array<float> bias = normals((size_t)n_expert * n), up_bias = normals((size_t)n_expert * n);
-    Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u);
+    Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u), places(pairs);
     for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * uniform() * n_expert));
     Array<float> out((size_t)pairs * n, NAN);
-    const ExpertLists lists = {ids.data(), first.data(), listed.data(), pairs, n_expert};
+    const ExpertLists lists = {ids.data(), first.data(), listed.data(), places.data(), pairs, n_expert};
     launch({n_expert, 1, 1}, 256, SHARED, expert_lists, lists);
     for (u32 e = 0, at = 0; e < n_expert; e++) {
         failures += first[e] != at;
@@ -229,14 +229,14 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
     const Weights w((u64)n_expert * n, k), up((u64)n_expert * n, k);
     for (float& v : x) v *= w.inverse(k);
     const Array<float> bias = normals((size_t)n_expert * n), up_bias = normals((size_t)n_expert * n);
-    Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u);
+    Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u), places(pairs);
     for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * uniform() * n_expert));
     ids[pairs / 2] = n_expert + 7;  // names no expert
     Array<float> out((size_t)pairs * n, 0.25f);
     Array<uint4> packed = packed_rows(pairs, k);
     const u32 n_groups = (pairs + 7) / 8;
     launch({n_expert, 1, 1}, 256, SHARED, expert_lists,
-           ExpertLists{ids.data(), first.data(), listed.data(), pairs, n_expert});
+           ExpertLists{ids.data(), first.data(), listed.data(), places.data(), pairs, n_expert});
     const WideExperts a = {{x.data(), ids.data(), w.matrix, is_gated ? up.matrix : Matrix{}, bias.data(),
                             is_gated ? up_bias.data() : nullptr, out.data(), first.data(), listed.data(), rows, n_used,
                             n_expert, n, k, !is_gated, ACT_SWIGLU, 1.702f, 7.0f, 0},
@@ -264,6 +264,46 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
         }
     }
     check(name, out, want, (is_gated ? 3 : 1) * TILE_LIMIT);
+
+    // In the other forms the same bits come, rounded to bf16.
+    const auto again = [&](const WideExperts& b, u32 n_rows) {
+        if (is_queue) {
+            launch({3, 1, 1}, QUEUE_THREADS, WideQueue<WEIGHT>::SHARED + 4 * (n_expert + 1),
+                   is_gated ? experts_gated_queue : experts_queue, b);
+        } else {
+            launch({(n_rows + per_block - 1) / per_block, (pairs + 7 * experts) / width + experts, 1}, 256, WIDE_SHARED,
+                   is_gated ? experts_gated_wide : experts_wide, b);
+        }
+    };
+    if (!is_gated && n % 2 == 0) {
+        WideExperts b = a;
+        Array<u32> rounded((size_t)pairs * n / 2, 0x3e803e80u);
+        b.op.out = (float*)rounded.data(), b.listed = 1;
+        again(b, n);
+        for (u32 pair = 0; pair < pairs; pair++) {
+            if (ids[pair] >= n_expert) continue;
+            for (u32 i = 0; i < n; i += 2) {
+                const float* sums = &out[(size_t)pair * n + i];
+                failures += rounded[((size_t)places[pair] * n + i) / 2] != bf16_pair(sums[0], sums[1]);
+            }
+        }
+        for (size_t i = (size_t)first[n_expert] * n / 2; i < rounded.size(); i++) failures += rounded[i] != 0x3e803e80u;
+    }
+    if (is_gated && !Wide<WEIGHT>::SPLIT && n % WEIGHT::BLOCK == 0) {
+        typedef BatchOf<WEIGHT>::type Narrow;
+        const u32 orders[2][2] = {{WEIGHT::RUNS, WEIGHT::PAIRED}, {Narrow::RUNS, Narrow::PAIRED}};
+        for (u32 i = 0; i < 2; i++) {
+            WideExperts b = a, c = a;
+            Array<uint4> hidden = packed_rows(pairs, n), expected = hidden;
+            const u32 whole = (n + 64 * orders[i][0] - 1) / (64 * orders[i][0]) * 64 * orders[i][0];
+            b.hidden = {hidden.data(), n_groups, orders[i][0], orders[i][1], whole};
+            again(b, whole);
+            c.op.x = out.data(), c.op.k = n, c.op.x_per_pair = 1, c.wide.packed = expected.data();
+            launch({n_groups, 1, 1}, 256, 0, i ? experts_narrow_pack : experts_pack, c);
+            failures += memcmp(hidden.data(), expected.data(), hidden.size() * sizeof(uint4)) != 0;
+        }
+    }
+    if (failures) printf("%s: %d failures so far\n", name, (int)failures);
 }
 
 static void test_wide(u32 k1, u32 k3, u32 long_k) {
@@ -274,8 +314,11 @@ static void test_wide(u32 k1, u32 k3, u32 long_k) {
     test_experts_wide("experts wide", 30, 3, 7, 131, k3, false, 16);
     test_experts_wide("experts wide, even", 9, 2, 3, 16, k1, false, 48);
     test_experts_wide("experts gated wide", 40, 2, 35, 65, k1, true, 32);
+    test_experts_wide("experts gated wide, packed", 19, 2, 5, WEIGHT::BLOCK > 1 ? k3 : 96, k1, true, 32);
     test_experts_wide("experts queue", 30, 3, 7, 131, k3, false, 32, true);
+    test_experts_wide("experts queue, listed", 30, 3, 7, 130, k1, false, 32, true);
     test_experts_wide("experts gated queue", 40, 2, 35, 65, k1, true, 48, true);
+    test_experts_wide("experts gated queue, packed", 40, 2, 35, WEIGHT::BLOCK > 1 ? k1 : 160, k1, true, 48, true);
 }
 
 #ifdef __CUDACC__

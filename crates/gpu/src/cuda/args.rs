@@ -51,7 +51,7 @@ args! {
     struct FewPair: 552 {
         a: Linear, b: Linear, blocks_a: u32, each_a: u32, each_b: u32, reserved: u32, columns: Columns,
     }
-    struct ExpertLists: 32 { ids: Ptr, first: Ptr, pairs: Ptr, n_pairs: u32, n_expert: u32 }
+    struct ExpertLists: 40 { ids: Ptr, first: Ptr, pairs: Ptr, places: Ptr, n_pairs: u32, n_expert: u32 }
     struct Chunk: 32 {
         first: u32, len: u32, pos: u32, first_page: u32, first_window_page: u32, first_window_block: u32, state: u32,
         single: u32,
@@ -125,9 +125,9 @@ args! {
         step: Step, x: Ptr, w: Ptr, state: Ptr, q: Ptr, k: Ptr, v: Ptr, gates: DecayBeta, state_len: u64,
         d: u32, n_k_head: u32, n_v_head: u32, d_k: u32, d_v: u32, q_scale: f32, k_scale: f32, eps: f32,
     }
-    struct Combine: 104 {
+    struct Combine: 112 {
         x: Ptr, y: Ptr, weights: Ptr, norm_w: Ptr, norm_out: Ptr, shared_y: Ptr, share: Ptr, rows: u32, n_used: u32,
-        d: u32, add: u32, eps: f32, reserved: u32, next_w: Ptr, columns: Ptr, squares: Ptr,
+        d: u32, add: u32, eps: f32, reserved: u32, next_w: Ptr, columns: Ptr, squares: Ptr, places: Ptr,
     }
     struct Hot: 56 {
         ids: Ptr, table: Ptr, slots: Ptr, host: Ptr, out: Ptr, n_pairs: u32, n_expert: u32, n_slots: u32, n: u32,
@@ -170,5 +170,6 @@ args! {
     struct Packed: 16 { packed: Ptr, n_groups: u32, width: u32 }
     struct WideLinear: 288 { op: Linear, wide: Packed, sums: Ptr, n_shares: u32, reserved: u32 }
     struct WideGatedLinear: 144 { op: GatedLinear, wide: Packed }
-    struct WideExperts: 264 { op: Experts, wide: Packed }
+    struct PackedHidden: 24 { packed: Ptr, n_groups: u32, runs: u32, paired: u32, n: u32 }
+    struct WideExperts: 296 { op: Experts, wide: Packed, hidden: PackedHidden, listed: u32, reserved: u32 }
 }

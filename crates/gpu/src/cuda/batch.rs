@@ -62,11 +62,22 @@ impl Order {
     pub fn of(w: WeightType) -> Order {
         match w {
             WeightType::Q4_K => Order { runs: 4, is_paired: false },
-            WeightType::Q2_K | WeightType::Q3_K | WeightType::Q5_K | WeightType::Q6_K | WeightType::TQ2_0 => {
-                Order { runs: unit(w) / 16, is_paired: true }
-            }
-            _ => Order { runs: unit(w) / 16, is_paired: false },
+            _ => Order::of_units(w),
         }
+    }
+
+    /// Of the units of a type's own header.
+    pub fn of_units(w: WeightType) -> Order {
+        let is_paired = matches!(
+            w,
+            WeightType::Q2_K
+                | WeightType::Q3_K
+                | WeightType::Q4_K
+                | WeightType::Q5_K
+                | WeightType::Q6_K
+                | WeightType::TQ2_0
+        );
+        Order { runs: unit(w) / 16, is_paired }
     }
 
     /// Numbers from row to row of `k` values: whole steps of four units.

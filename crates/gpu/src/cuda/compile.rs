@@ -163,7 +163,7 @@ pub fn lay<'a>(
             ids: tables.ptr() + table_bytes as u64,
         }),
     };
-    let of_ops = plan.ops.iter().map(|op| lower.op(op)).collect::<Result<Vec<_>, _>>()?;
+    let mut of_ops = plan.ops.iter().map(|op| lower.op(op)).collect::<Result<Vec<_>, _>>()?;
     let qkv = lower.modules.id(Key::cached(sources::QKV, is_f16));
     let mut room_bytes = 0;
     let most = batch::most_rows(is_wide).min(max_tokens.max(few::MAX_ROWS));
@@ -200,6 +200,7 @@ pub fn lay<'a>(
     };
     let device = few_launch::Device { sms: context.sms, max_shared: context.max_shared };
     let device = few_launch::fits(context.arch).then_some(device);
+    few::mark_summed(plan, &mut of_ops);
     let mut slotted = of_ops.clone();
     for (op, nodes) in plan.ops.iter().zip(&mut slotted) {
         if let Some(node) = nodes.first().map(|node| lower.slotted(op, node)).transpose()?.flatten() {
@@ -261,6 +262,7 @@ pub fn lay<'a>(
         partial: scratch("partial sums of attention", needs.partial)?,
         first: scratch("expert lists", needs.n_expert + 1)?,
         pairs: scratch("expert lists", needs.pairs)?,
+        places: scratch("expert lists", needs.pairs)?,
         packed: scratch("packed activations", if is_wide { wide::most_packed(plan, limits) / 4 } else { 0 })?,
         sums: scratch("sums of products", n_wide_sums)?,
         n_sums: n_wide_sums,

@@ -134,6 +134,8 @@ impl<'a> Outline<'a> {
             early: self.card.arch >= 90,
             n_launches: 0,
             normed: None,
+            listed: None,
+            is_plain: false,
         };
         let failed = |e: super::driver::DriverError| CompileError::Start { what: "a step".into(), why: e.to_string() };
         let take = || {

@@ -259,7 +259,7 @@ impl CudaProgram {
         let (Some(mut plain), Some(landing)) = (self.parts.plain.take(), self.landing.take()) else { return Ok(()) };
         let Plain { ops, views, inputs } = &mut plain;
         let counts = inputs::Counts { tokens: shape.counts.tokens, outputs: shape.counts.rows };
-        let mut taps = Taps { encoder: self.encoder(shape), views, landing };
+        let mut taps = Taps { encoder: Encoder { is_plain: true, ..self.encoder(shape) }, views, landing };
         let mut run = || {
             taps.encoder.begin()?;
             ops.iter().enumerate().try_for_each(|(i, nodes)| {
@@ -343,6 +343,8 @@ impl CudaProgram {
             early: self.early,
             n_launches: 0,
             normed: None,
+            listed: None,
+            is_plain: false,
         }
     }
 

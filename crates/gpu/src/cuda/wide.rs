@@ -50,6 +50,11 @@ pub fn packed_bytes(w: WeightType, rows: usize, k: usize) -> usize {
     bytes.saturating_mul(1024)
 }
 
+/// As [`packed_bytes`], of `rows` rows of `k` numbers in one panel of this order.
+pub fn bytes_in_order(order: Order, rows: usize, k: usize) -> usize {
+    (order.stride(k) / 64).saturating_mul(rows.div_ceil(8)).saturating_add(16).saturating_mul(1024)
+}
+
 /// The most that an op of a plan packs.
 pub fn most_packed(plan: &Plan, limits: Limits) -> usize {
     let packed = |w: model::plan::Weight, rows: usize| {
@@ -69,7 +74,7 @@ pub fn most_packed(plan: &Plan, limits: Limits) -> usize {
     if limits.max_tokens < FROM { 0 } else { plan.ops.iter().map(of_op).max().unwrap_or(0) }
 }
 
-/// The launches of a product, and the width of its tiles.
+/// The launches of a product, the width of its tiles, and the order of its activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wide {
     pub pack: Launch,
@@ -78,6 +83,7 @@ pub struct Wide {
     pub sum: Option<Launch>,
     pub n_groups: u32,
     pub width: u32,
+    pub order: Order,
 }
 
 fn wide(w: WeightType, entries: [&'static str; 2], rows: usize, width: usize, grid: [usize; 2]) -> Wide {
@@ -91,6 +97,7 @@ fn wide(w: WeightType, entries: [&'static str; 2], rows: usize, width: usize, gr
         sum: None,
         n_groups,
         width: width as u32,
+        order: Order::of_units(w),
     }
 }
 
@@ -216,7 +223,7 @@ pub fn experts(w: WeightType, is_gated: bool, pairs: usize, n_expert: usize, n: 
         if pairs <= most * n_expert && cols < width {
             let of = wide(w, ["experts_narrow_pack", product], pairs, cols, grid(cols));
             let shared = shared(w, Order::of(w).runs, cols, ring);
-            return Wide { product: Launch { shared, ..of.product }, ..of };
+            return Wide { product: Launch { shared, ..of.product }, order: Order::of(w), ..of };
         }
     }
     wide(w, [pack, product], pairs, width, grid(width))

@@ -15,7 +15,7 @@ use super::super::nodes::{
     UpNode, View,
 };
 use super::super::wide;
-use super::{Encoder, gated_args, linear_args};
+use super::{Encoder, Scratch, gated_args, linear_args};
 
 /// Scratch of these steps.
 #[derive(Clone, Copy, Debug, Default)]
@@ -236,8 +236,8 @@ impl Encoder<'_> {
     }
 
     pub(super) fn expert_lists(&mut self, ids: Ptr, n_pairs: usize, n_expert: usize) -> Result<(), DriverError> {
-        let (first, pairs) = (self.scratch.first, self.scratch.pairs);
-        let args = args::ExpertLists { ids, first, pairs, n_pairs: n_pairs as u32, n_expert: n_expert as u32 };
+        let Scratch { first, pairs, places, .. } = self.scratch;
+        let args = args::ExpertLists { ids, first, pairs, places, n_pairs: n_pairs as u32, n_expert: n_expert as u32 };
         self.run(Modules::EXPERT_LISTS, matmul::expert_lists(n_pairs, n_expert), &args)
     }
 
@@ -340,7 +340,7 @@ impl Encoder<'_> {
             }
             _ => args,
         };
-        self.combine(rows, &args)
+        self.combine(rows, args)
     }
 
     /// The kernels for pairs, where experts of so many rows take them: with more than three pairs an expert tensor

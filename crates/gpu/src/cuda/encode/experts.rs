@@ -1,11 +1,13 @@
 //! Launches of a router's choice and of the chosen experts.
 
+use quant::WeightType;
+
 use super::super::args;
 use super::super::driver::{DriverError, Ptr};
 use super::super::launch::Launch;
 use super::super::matmul;
 use super::super::nodes::{ExpertsNode, HotNode, Mat, RouteNode};
-use super::super::wide;
+use super::super::wide::{self, Wide};
 use super::{Encoder, Scratch};
 
 impl Encoder<'_> {
@@ -67,12 +69,30 @@ impl Encoder<'_> {
         let ExpertsNode { gate, up, hidden, act, biases: [gate_bias, up_bias, _], .. } = *node;
         let of_gate = self.projection(node, rows, with_lists, [x, gate_bias, hidden.ptr], gate);
         if gate.dtype == up.dtype {
-            return self.project(gate, true, &args::Experts { up: up.data, up_bias, ..of_gate });
+            let op = args::Experts { up: up.data, up_bias, ..of_gate };
+            let hidden = self.packed_hidden(node, rows).unwrap_or_default();
+            return self.project(gate, &args::WideExperts { op, hidden, ..Default::default() });
         }
         let apart = self.scratch.apart;
-        self.project(gate, false, &of_gate)?;
-        self.project(up, false, &self.projection(node, rows, with_lists, [x, up_bias, apart], up))?;
+        let of_up = self.projection(node, rows, with_lists, [x, up_bias, apart], up);
+        for (w, op) in [(gate, of_gate), (up, of_up)] {
+            self.project(w, &args::WideExperts { op, ..Default::default() })?;
+        }
         self.gated_act(&hidden, apart, act, &hidden)
+    }
+
+    /// Where gate and up put activations out as the last product reads them, instead of f32: both have wide kernels.
+    fn packed_hidden(&self, node: &ExpertsNode, rows: usize) -> Option<args::PackedHidden> {
+        let ExpertsNode { gate, up, down, hidden, n_expert, n_used, .. } = *node;
+        let is_wide = rows >= wide::FROM && gate.wide.is_some() && down.wide.is_some() && gate.dtype == up.dtype;
+        if self.is_plain || !is_wide || down.dtype == WeightType::F32 {
+            return None;
+        }
+        let pairs = rows * n_used;
+        let Wide { order, n_groups, .. } = wide::experts(down.dtype, false, pairs, n_expert, down.n, self.sms);
+        let fits = wide::bytes_in_order(order, pairs, down.k) <= 4 * pairs * hidden.width;
+        let (runs, paired, n) = (order.runs as u32, u32::from(order.is_paired), order.stride(down.k) as u32);
+        fits.then_some(args::PackedHidden { packed: hidden.ptr, n_groups, runs, paired, n })
     }
 
     /// The last product of every pair's expert.
@@ -84,7 +104,13 @@ impl Encoder<'_> {
     ) -> Result<(), DriverError> {
         let ExpertsNode { down, hidden, out, biases: [.., bias], .. } = *node;
         let args = self.projection(node, rows, with_lists, [hidden.ptr, bias, out.ptr], down);
-        self.project(down, false, &args::Experts { x_per_pair: 1, ..args })
+        let op = args::Experts { x_per_pair: 1, ..args };
+        let is_wide = rows >= wide::FROM && down.wide.is_some();
+        let is_listed = node.is_summed && is_wide && !self.is_plain && down.n % 8 == 0;
+        self.listed = is_listed.then_some(out.ptr);
+        let packed = self.packed_hidden(node, rows).map_or(0, |hidden| hidden.packed);
+        let wide = args::Packed { packed, ..Default::default() };
+        self.project(down, &args::WideExperts { op, wide, listed: u32::from(is_listed), ..Default::default() })
     }
 
     fn projection(
@@ -116,14 +142,26 @@ impl Encoder<'_> {
         }
     }
 
-    fn project(&mut self, w: Mat, is_gated: bool, args: &args::Experts) -> Result<(), DriverError> {
-        let [rows, n_used, n_expert] = [args.rows, args.n_used, args.n_expert].map(|n| n as usize);
+    /// A product of every pair's expert, of gate and up where `args` have both; activations may be packed already.
+    fn project(&mut self, w: Mat, args: &args::WideExperts) -> Result<(), DriverError> {
+        let args::WideExperts { op, wide: args::Packed { packed, .. }, hidden, .. } = args;
+        let ([rows, n_used, n_expert], is_gated) =
+            ([op.rows, op.n_used, op.n_expert].map(|n| n as usize), op.up.q != 0);
         let Some(module) = w.wide.filter(|_| rows >= wide::FROM) else {
             let launch = matmul::experts(w.dtype, rows, n_used, n_expert, w.n, w.k, is_gated, self.sms);
-            return self.run(w.module, launch, args);
+            return self.run(w.module, launch, op);
         };
-        let wide = wide::experts(w.dtype, is_gated, rows * n_used, n_expert, w.n, self.sms);
-        self.wide(module, wide, |wide| args::WideExperts { op: *args, wide })
+        let n = w.n.max(hidden.n as usize);
+        let wide = wide::experts(w.dtype, is_gated, rows * n_used, n_expert, n, self.sms);
+        if *packed == 0 {
+            return self.wide(module, wide, |wide| args::WideExperts { wide, ..*args });
+        }
+        let Wide { product, n_groups, width, .. } = wide;
+        self.run(
+            module,
+            product,
+            &args::WideExperts { wide: args::Packed { packed: *packed, n_groups, width }, ..*args },
+        )
     }
 
     /// The experts of a layer that have slots on the device.

@@ -95,6 +95,7 @@ pub struct Scratch {
     pub partial: Ptr,
     pub first: Ptr,
     pub pairs: Ptr,
+    pub places: Ptr,
     /// Activations of a product of many rows, and sums of shares of k.
     pub packed: Ptr,
     pub sums: Ptr,
@@ -133,6 +134,10 @@ pub struct Encoder<'a> {
     pub n_launches: usize,
     /// Rows of x after a norm by its weights, which the node before has left in scratch.
     pub normed: Option<(Ptr, Ptr)>,
+    /// The experts' output that lies in the order of their lists, as bf16.
+    pub listed: Option<Ptr>,
+    /// Buffers hold what the plan says, as f32: the host reads them between nodes.
+    pub is_plain: bool,
 }
 
 impl Encoder<'_> {
@@ -424,7 +429,7 @@ impl Encoder<'_> {
                     eps,
                     ..Default::default()
                 };
-                self.combine(rows, &args)
+                self.combine(rows, args)
             }
             Node::Select { x, out } => {
                 let n_rows = self.counts.rows as u32;
@@ -446,13 +451,15 @@ impl Encoder<'_> {
         if rows == 0 { Ok(()) } else { self.run(module, launch(rows), args) }
     }
 
-    fn combine(&mut self, rows: usize, args: &args::Combine) -> Result<(), DriverError> {
+    fn combine(&mut self, rows: usize, args: args::Combine) -> Result<(), DriverError> {
+        let is_listed = self.listed.take() == Some(args.y);
+        let args = args::Combine { places: if is_listed { self.scratch.places } else { 0 }, ..args };
         let d = args.d as usize;
         let launch = match args.norm_w {
             0 => Launch { entry: "combine_sum", grid: [rows as u32, d.div_ceil(256) as u32, 1], block: 256, shared: 0 },
             _ => Launch::many_rows("combine", rows, d, 4),
         };
-        self.run(Modules::COMBINE, launch, args)
+        self.run(Modules::COMBINE, launch, &args)
     }
 
     /// The launches of a product of many rows.
@@ -462,7 +469,7 @@ impl Encoder<'_> {
         wide: Wide,
         args: impl FnOnce(args::Packed) -> A,
     ) -> Result<(), DriverError> {
-        let Wide { pack, product, sum, n_groups, width } = wide;
+        let Wide { pack, product, sum, n_groups, width, .. } = wide;
         let args = args(args::Packed { packed: self.scratch.packed, n_groups, width });
         self.run(module, pack, &args)?;
         self.run(module, product, &args)?;

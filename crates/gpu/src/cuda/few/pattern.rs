@@ -85,6 +85,18 @@ pub(super) fn is_only_read_by(plan: &Plan, buf: Buf, i: usize, reader: usize) ->
     readers(plan, buf, i) == [reader] && buf != plan.logits && plan.hidden() != Some(buf)
 }
 
+/// Notes which experts on the device have outputs that only a weighted sum reads.
+pub fn mark_summed(plan: &Plan, nodes: &mut [Vec<Node>]) {
+    for (i, nodes) in nodes.iter_mut().enumerate() {
+        let (&Op::Experts { out, .. }, [Node::Experts(experts)]) = (&plan.ops[i], nodes.as_mut_slice()) else {
+            continue;
+        };
+        let sum = |j: &usize| matches!(plan.ops[*j], Op::Combine { x, y, .. } if y == out && x != out);
+        experts.is_summed =
+            readers(plan, out, i).first().filter(|j| sum(j)).is_some_and(|&j| is_only_read_by(plan, out, i, j));
+    }
+}
+
 impl Few<'_> {
     /// The ops behind `i` that read a buffer before it is overwritten.
     pub(super) fn readers(&self, buf: Buf, i: usize) -> Vec<usize> {

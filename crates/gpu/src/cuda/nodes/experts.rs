@@ -54,6 +54,8 @@ pub struct ExpertsNode {
     pub n_used: usize,
     pub hidden: View,
     pub out: View,
+    /// Only a weighted sum reads `out`, which need not be f32 then, nor a row a pair.
+    pub is_summed: bool,
 }
 
 /// Experts in host memory: what the host computes, or what the device does once their weights were copied.

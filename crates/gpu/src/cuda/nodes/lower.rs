@@ -116,9 +116,17 @@ impl Lower<'_, '_> {
             module: self.modules.id(Key::plain(sources::HOT)),
             table: places.tables + tables as Ptr,
             n_expert: slots.n_expert,
-            experts: ExpertsNode { ids, n_expert: slots.n, gate: mats[0], up: mats[1], down: mats[2], ..*experts },
+            experts: ExpertsNode {
+                ids,
+                n_expert: slots.n,
+                gate: mats[0],
+                up: mats[1],
+                down: mats[2],
+                is_summed: false,
+                ..*experts
+            },
         };
-        let experts = ExpertsNode { gate, up, down, ..*experts };
+        let experts = ExpertsNode { gate, up, down, is_summed: false, ..*experts };
         Ok(Some(Node::HostExperts(HostNode { index, experts, hot: Some(hot) })))
     }
 
@@ -288,6 +296,7 @@ impl Lower<'_, '_> {
                     act: act.into(),
                     hidden: self.view(hidden),
                     out: self.view(out),
+                    is_summed: false,
                 };
                 match layer.filter(|_| is_host) {
                     Some(layer) => {
