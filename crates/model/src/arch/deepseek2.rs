@@ -227,6 +227,7 @@ pub(super) fn attention(b: &mut Builder, dims: &Dims, latent: &Latent, layer: us
         window: None,
         chunked: false,
         softcap: None,
+        chosen: None,
         sinks: None,
         out: o_latent,
     });
