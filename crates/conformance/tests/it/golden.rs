@@ -177,7 +177,11 @@ fn check(folder: &Path) {
             };
             // Activations rounded to bf16, as GPUs have them, are as far off there in their way.
             let tolerance = if STEEP.contains(&&*name) && cut > 0.0 { 2.0 * tolerance } else { tolerance };
-            let plan = lowered(backend, &file.open());
+            let plan = match backend.lower(model::build(&file.open()).unwrap()) {
+                // GPUs leave sparse attention to the CPU.
+                Err(CompileError::Unsupported { what, .. }) if cut > 0.0 && what.starts_with("choose") => continue,
+                plan => plan.unwrap(),
+            };
             let mut session = session(backend, &plan, file.open(), tokens.len() + 16);
             let logits = session.step(&[(0, &tokens)]).to_vec();
             // Where bits depend on the cut of a prompt, any file has near ties.
