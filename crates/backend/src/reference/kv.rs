@@ -112,7 +112,8 @@ impl Kv {
                 let k = &self.k[self.slot(batch, chunk, p) * d..][..d];
                 let heads = q[token * n_head * d..].chunks_exact(d).zip(&weights[token * n_head..][..n_head]);
                 let dot = |q: &[f32]| -> f64 { q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum() };
-                heads.map(|(q, &weight)| f64::from(weight) * dot(q).max(0.0)).sum()
+                let sum: f64 = heads.map(|(q, &weight)| f64::from(weight) * dot(q).max(0.0)).sum();
+                if sum.is_nan() { f64::NEG_INFINITY } else { sum + 0.0 }
             };
             let mut ranked: Vec<(f64, u32)> = (0..=pos).map(|p| (score(p), p as u32)).collect();
             // Stable: ties stay with the earlier position.

@@ -113,8 +113,8 @@ pub enum Op {
         v: Option<Buf>, // [T, n_kv · d_v]; none when the cache finds values in the keys
     },
     /// Chooses the positions that attention sees (DeepSeek's sparse attention, arXiv 2512.02556): of a token's own and
-    /// all before it the `n` best by `Σ_h weights[t,h] · max(q[t,h]·k, 0)`, ties to the earlier. All of them where they
-    /// are no more than `n`. They ascend in a row, and `u32::MAX` fills it up.
+    /// all before it the `n` best by `Σ_h weights[t,h] · max(q[t,h]·k, 0)`, ties to the earlier and NaN last. All of
+    /// them where they are no more than `n`. They ascend in a row, and `u32::MAX` fills it up.
     Choose {
         cache: Cache, // of one head whose values are a part of its keys: nothing but keys
         q: Buf,       // [T, n_head · d_k]
