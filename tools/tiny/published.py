@@ -57,6 +57,10 @@ def experts(**more):
                 scoring_func="sigmoid", topk_method="noaux_tc", num_nextn_predict_layers=0, **more)
 
 
+def indexer():
+    return dict(index_topk=12, index_head_dim=20, index_n_heads=6, attention_bias=False, moe_layer_freq=1)
+
+
 def without(config, *keys):
     return {key: value for key, value in config.items() if key not in keys}
 
@@ -166,6 +170,15 @@ MODELS = {
         num_expert_group=1, num_experts=6, num_experts_per_token=3, num_nextn_predict_layers=0, num_shared_experts=1,
         rope_scaling=None, rope_theta=10000.0, routed_scaling_factor=2.446, topk_group=1, use_grouped_topk=True),
         "max_position_embeddings"),
+    # A token sees the 12 positions that index heads rank best, 20 wide, of which the first 8 dims turn.
+    "deepseek_v32": lambda: base(
+        "deepseek_v32", "DeepseekV32ForCausalLM", 2, 4, 4, rope_theta=10000,
+        rope_scaling=yarn(8, 16, mscale=1.0, mscale_all_dim=1.0, type="yarn"), **indexer(), **latent(),
+        **experts() | dict(n_group=3, topk_group=2)),
+    "glm_moe_dsa_shared": lambda: base(
+        "glm_moe_dsa", "GlmMoeDsaForCausalLM", 3, 4, 4, rope_parameters=dict(rope_theta=1000000, rope_type="default"),
+        rope_interleave=True, indexer_rope_interleave=True, indexer_types=["full", "shared", "full"],
+        **indexer(), **latent(), **experts()),
     # Powers of two, by which a file's matrices can be multiplied in bf16.
     "falcon_h1": lambda: base(
         "falcon_h1", "FalconH1ForCausalLM", 2, 4, 2, 8, attention_bias=False, attention_in_multiplier=0.5,

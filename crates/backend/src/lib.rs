@@ -24,7 +24,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use checkpoint::Checkpoint;
-use model::plan::{Plan, ValidPlan, Weight};
+use model::plan::{Op, Plan, ValidPlan, Weight};
 use sys::arena::OutOfMemory;
 
 pub use batch::{Ask, Batch, Chunk, GivenRows, Masks, PAGE, Tables, Takes};
@@ -474,13 +474,15 @@ impl CompileError {
         }
     }
 
-    /// Refuses an encoder of texts, for a backend that runs none.
+    /// Refuses an encoder of texts, and a model that chooses what attention sees, for a backend that runs none.
     ///
     /// # Errors
     /// [`CompileError::Unsupported`].
-    pub fn refuse_whole(backend: &'static str, plan: &Plan) -> Result<(), CompileError> {
-        match plan.whole {
-            true => Err(CompileError::Unsupported { backend, what: "run models that encode whole texts".into() }),
+    pub fn refuse_of_host(backend: &'static str, plan: &Plan) -> Result<(), CompileError> {
+        let refuse = |what: &str| Err(CompileError::Unsupported { backend, what: what.into() });
+        match plan.all_ops().any(|op| matches!(op, Op::Choose { .. })) {
+            true => refuse("choose the positions that attention sees"),
+            false if plan.whole => refuse("run models that encode whole texts"),
             false => Ok(()),
         }
     }

@@ -140,8 +140,8 @@ pub fn rows() -> Vec<Row> {
     chosen(rows)
 }
 
-/// Ops of image encoders, which GPUs refuse.
-const OF_IMAGES: &[&str] = &["add_bias", "gelu"];
+/// Ops of image encoders and of sparse attention, which GPUs refuse.
+const OF_HOST: &[&str] = &["add_bias", "gelu", "choose"];
 
 /// Caches of blocks.
 pub const BLOCKS: [CacheType; 3] =
@@ -203,7 +203,7 @@ fn cuda_rows() -> Vec<Row> {
             logits,
             model: None,
             cut: 3e-2,
-            not_yet: OF_IMAGES,
+            not_yet: OF_HOST,
             tokens: usize::MAX,
             is_simulated: false,
         })
@@ -308,7 +308,7 @@ pub fn metal_rows() -> Vec<Row> {
             logits: None,
             model: Some(2e-5),
             cut: 2e-5,
-            not_yet: OF_IMAGES,
+            not_yet: OF_HOST,
             tokens: if wide() { usize::MAX } else { 40 },
             is_simulated: true,
         })

@@ -359,7 +359,8 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
     let o = m.buf(t, s.n_head * s.d_v);
     let sinks = s.sinks.then(|| m.weight(&[s.n_head], WeightType::F32));
     let (scale, window, softcap) = (3.0 / (s.d_k as f32).sqrt(), s.window, s.softcap);
-    m.op(Op::Attention { cache: Cache(0), q, n_head: s.n_head, scale, window, chunked: false, softcap, sinks, out: o });
+    let (n_head, chunked, chosen) = (s.n_head, false, None);
+    m.op(Op::Attention { cache: Cache(0), q, n_head, scale, window, chunked, softcap, chosen, sinks, out: o });
     let gate = m.linear(h, t, s.n_head * s.d_v, tk, false);
     m.op(Op::GateBy { x: o, gate, factor: GateFactor::Sigmoid });
     let y = m.linear(o, t, d, tk, false);

@@ -271,6 +271,8 @@ impl Apart {
             workers: &self.workers,
             lists: &mut self.lists,
             split: &mut self.split,
+            ranks: &mut [],
+            max_positions: 0,
             routing: &mut self.routing,
             streaming: self.streaming.as_deref_mut(),
         };

@@ -12,6 +12,7 @@ use super::kernels::{ActsShared, Col, Kernels, Scratch};
 use super::mem::{PerWorker, View};
 use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates, UNIT_ROWS};
 use super::ops::causal_conv::CausalConvStep;
+use super::ops::choose::{ChooseStep, n_ranks};
 use super::ops::decay_beta::DecayBetaStep;
 use super::ops::delta_net::{DeltaNetStep, kept_per_draft};
 use super::ops::experts::{ExpertLists, ExpertMats, Extras};
@@ -122,6 +123,7 @@ pub fn compile(
         })?,
         lists: ExpertLists::new(needs.n_expert, needs.pairs),
         split: SplitStates::new(pool.threads(), needs.unit_rows(), needs.d_v)?,
+        ranks: zeroed("ranks of positions", n_ranks(plan, limits, pool.threads()))?,
         routing: RoutingTrace::new(plan).with_weights(),
         streaming,
         faults: Vec::with_capacity(limits.max_tokens),
@@ -267,6 +269,7 @@ impl Needs {
                 | Op::GatedAct { .. }
                 | Op::Add { .. }
                 | Op::KvAppend { .. }
+                | Op::Choose { .. }
                 | Op::Route { .. }
                 | Op::Combine { .. }
                 | Op::Select { .. }
@@ -501,7 +504,11 @@ impl Lower<'_> {
             }
             Op::Add { x, y } => OpStep::Add { x: view(x), y: view(y) },
             Op::KvAppend { cache, k, v } => OpStep::KvAppend { cache: self.cache(cache), k: view(k), v: v.map(view) },
-            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, sinks, out } => {
+            Op::Choose { cache, q, weights, out } => {
+                let cache = self.cache(cache);
+                OpStep::Choose(ChooseStep { cache, q: view(q), weights: view(weights), out: view(out) })
+            }
+            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen, sinks, out } => {
                 OpStep::Attention(AttentionStep {
                     cache: self.cache(cache),
                     q: view(q),
@@ -512,6 +519,7 @@ impl Lower<'_> {
                     chunked,
                     spans: self.plan.sees_spans(window),
                     softcap,
+                    chosen: chosen.map(view),
                     sinks: sinks.map(|w| self.vector(w)).transpose()?,
                 })
             }

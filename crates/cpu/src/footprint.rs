@@ -11,6 +11,7 @@ use super::compile::{self, Needs};
 use super::copies;
 use super::kernels::{Col, Scratch};
 use super::ops::attention::{AttentionScratch, SplitStates};
+use super::ops::choose::n_ranks;
 use super::ops::experts::ExpertLists;
 use super::ops::experts_streamed::lookahead_values;
 use super::ops::rope::RopeTable;
@@ -62,6 +63,7 @@ pub fn footprint(cpu: &Cpu, plan: &Plan, limits: Limits) -> Footprint {
     let worker = Scratch::BYTES.saturating_add(attention).saturating_add(numbers.saturating_mul(4));
     sum.add(Part::Workers, worker.saturating_mul(threads));
     sum.add(Part::Workers, SplitStates::bytes(threads, needs.unit_rows(), needs.d_v));
+    sum.add(Part::Workers, n_ranks(plan, limits, threads).saturating_mul(size_of::<u64>()));
     sum
 }
 

@@ -16,6 +16,7 @@ use super::kernels::{ActsShared, Col, Kernels, Matrix, Scratch};
 use super::mem::{PerWorker, View};
 use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates};
 use super::ops::causal_conv::CausalConvStep;
+use super::ops::choose::ChooseStep;
 use super::ops::decay_beta::DecayBetaStep;
 use super::ops::delta_net::DeltaNetStep;
 use super::ops::experts::{ExpertLists, ExpertMats};
@@ -26,8 +27,8 @@ use super::ops::norm::GatedNormStep;
 use super::ops::rope::RopeTable;
 use super::ops::route::RouterStep;
 use super::ops::{
-    attention, causal_conv, combine, decay_beta, delta_net, elementwise, embed, experts, experts_streamed, head_linear,
-    heads, kv_append, linear, norm, rope, route,
+    attention, causal_conv, choose, combine, decay_beta, delta_net, elementwise, embed, experts, experts_streamed,
+    head_linear, heads, kv_append, linear, norm, rope, route,
 };
 use super::pool::Pool;
 use super::states::States;
@@ -126,6 +127,7 @@ pub enum OpStep {
     GatedAct { gate: View, up: View, act: Gate, out: View },
     Add { x: View, y: View },
     KvAppend { cache: usize, k: View, v: Option<View> },
+    Choose(ChooseStep),
     Attention(AttentionStep),
     CausalConv(CausalConvStep),
     DeltaNet(DeltaNetStep),
@@ -257,6 +259,9 @@ pub struct Run<'a> {
     pub workers: &'a PerWorker<Worker>,
     pub lists: &'a mut ExpertLists,
     pub split: &'a mut SplitStates,
+    /// Room for ranks of positions, and for how many positions of a token.
+    pub ranks: &'a mut [u64],
+    pub max_positions: usize,
     pub routing: &'a mut RoutingTrace,
     /// What streamed experts need.
     pub streaming: Option<&'a mut Streaming>,
@@ -296,6 +301,7 @@ pub struct CpuProgram {
     pub workers: PerWorker<Worker>,
     pub lists: ExpertLists,
     pub split: SplitStates,
+    pub ranks: Vec<u64>,
     pub routing: RoutingTrace,
     pub streaming: Option<Box<Streaming>>,
     pub faults: Vec<Fault>,
@@ -399,6 +405,8 @@ impl Program for CpuProgram {
             workers: &self.workers,
             lists: &mut self.lists,
             split: &mut self.split,
+            ranks: &mut self.ranks,
+            max_positions: self.limits.max_positions,
             routing: &mut self.routing,
             streaming: self.streaming.as_deref_mut(),
         };
@@ -613,6 +621,7 @@ impl Run<'_> {
             OpStep::GatedAct { gate, up, act, out } => elementwise::gated_act(self, gate, up, act, out),
             OpStep::Add { x, y } => elementwise::add(self, x, y),
             OpStep::KvAppend { cache, k, v } => kv_append::kv_append(self, &caches[cache], k, v),
+            OpStep::Choose(ref step) => choose::choose(self, step, &caches[step.cache]),
             OpStep::Attention(ref step) => attention::attention(self, step, &caches[step.cache]),
             OpStep::CausalConv(ref step) => causal_conv::causal_conv(self, step),
             OpStep::DeltaNet(ref step) => delta_net::delta_net(self, step),

@@ -80,8 +80,10 @@ pub unsafe trait Zero: Copy {}
 unsafe impl Zero for f32 {}
 // SAFETY: as above.
 unsafe impl Zero for i16 {}
-// SAFETY: two numbers.
-unsafe impl Zero for (u8, u8) {}
+// SAFETY: as above.
+unsafe impl Zero for u64 {}
+// SAFETY: three numbers.
+unsafe impl Zero for (u8, u8, u32) {}
 
 /// `n` zeros for `what`. Allocations whose size a model file decides are made here: `vec![0.0; n]` would abort the
 /// process.

@@ -15,13 +15,15 @@ pub struct Kv {
 }
 
 /// Parameters of the scores.
-pub struct Scores {
+pub struct Scores<'a> {
     pub n_head: usize,
     pub scale: f32,
     pub window: Option<usize>,
     /// The window begins at a multiple of its length.
     pub chunked: bool,
     pub softcap: Option<f32>,
+    /// Positions that are seen, u32 `[T, n]`; all of them without.
+    pub chosen: Option<(&'a [u32], usize)>,
     /// Whether tokens see the later ones of their span.
     pub spans: bool,
     /// `[n_head]`.
@@ -69,7 +71,11 @@ impl Kv {
             let mut spans = batch.given.spans.iter().filter(|_| params.spans);
             let span = spans.find(|span| span.contains(&(token as u32)));
             let end = span.map_or(pos + 1, |span| (chunk.pos + span.end - chunk.first) as usize);
-            let slots: Vec<usize> = (first..end).map(|p| self.slot(batch, chunk, p)).collect();
+            let seen: Vec<usize> = match params.chosen {
+                Some((all, n)) => all[token * n..][..n].iter().map(|&p| p as usize).filter(|p| *p < end).collect(),
+                None => (first..end).collect(),
+            };
+            let slots: Vec<usize> = seen.into_iter().map(|p| self.slot(batch, chunk, p)).collect();
             for head in 0..params.n_head {
                 let kv_head = head / (params.n_head / n_kv);
                 let q = &q[(token * params.n_head + head) * d_k..][..d_k];
@@ -92,6 +98,30 @@ impl Kv {
                     out.push((sum / total) as f32);
                 }
             }
+        }
+        out
+    }
+
+    /// The best `n` positions of each token by `Σ_h weights[t,h] · max(q[t,h]·k, 0)`, ascending, then `u32::MAX`;
+    /// u32 `[T, n]`.
+    pub fn choose(&self, batch: &Batch, q: &[f32], weights: &[f32], n: usize) -> Vec<u32> {
+        let (d, n_head) = (self.decl.d_k, weights.len() / batch.tokens.len().max(1));
+        let mut out = Vec::with_capacity(batch.tokens.len() * n);
+        for (chunk, token, pos) in tokens(batch) {
+            let score = |p: usize| -> f64 {
+                let k = &self.k[self.slot(batch, chunk, p) * d..][..d];
+                let heads = q[token * n_head * d..].chunks_exact(d).zip(&weights[token * n_head..][..n_head]);
+                let dot = |q: &[f32]| -> f64 { q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum() };
+                let sum: f64 = heads.map(|(q, &weight)| f64::from(weight) * dot(q).max(0.0)).sum();
+                if sum.is_nan() { f64::NEG_INFINITY } else { sum + 0.0 }
+            };
+            let mut ranked: Vec<(f64, u32)> = (0..=pos).map(|p| (score(p), p as u32)).collect();
+            // Stable: ties stay with the earlier position.
+            ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
+            let mut best: Vec<u32> = ranked.into_iter().map(|(_, p)| p).take(n).collect();
+            best.sort_unstable();
+            best.resize(n, u32::MAX);
+            out.extend(best);
         }
         out
     }

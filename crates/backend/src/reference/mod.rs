@@ -459,10 +459,15 @@ impl Interpreter {
                 let (k, v) = (self.floats(k).to_vec(), v.map(|v| self.floats(v).to_vec()));
                 self.kv[cache.0 as usize].append(batch, &k, v.as_deref());
             }
-            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, sinks, out } => {
-                let sinks = sinks.map(|w| self.vector(w));
-                let rule =
-                    kv::Scores { n_head, scale, window, chunked, softcap, spans: self.plan.sees_spans(window), sinks };
+            Op::Choose { cache, q, weights, out } => {
+                let (q, weights) = (self.floats(q), self.floats(weights));
+                let chosen = self.kv[cache.0 as usize].choose(batch, q, weights, self.width(out));
+                self.values[out.0 as usize].ids = chosen;
+            }
+            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen, sinks, out } => {
+                let (sinks, spans) = (sinks.map(|w| self.vector(w)), self.plan.sees_spans(window));
+                let chosen = chosen.map(|buf| (&self.values[buf.0 as usize].ids[..], self.width(buf)));
+                let rule = kv::Scores { n_head, scale, window, chunked, softcap, chosen, spans, sinks };
                 *self.floats_mut(out) = self.kv[cache.0 as usize].attention(batch, self.floats(q), rule);
             }
             Op::Route { logits, router, n_used, ids, weights } => {

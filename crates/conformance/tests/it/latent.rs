@@ -116,6 +116,7 @@ fn attention(m: &mut Maker, q: Buf, k: Buf, v: Option<Buf>, n_head: usize, scale
         window: None,
         chunked: false,
         softcap: None,
+        chosen: None,
         sinks: None,
         out,
     });

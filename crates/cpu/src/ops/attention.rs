@@ -14,7 +14,7 @@ use super::super::isa::CheckedIsa;
 use super::super::kernels::ActsShared;
 use super::super::mem::View;
 use super::super::program::{QueryTile, Run};
-use super::attention_tile::{Queries, Scoring, Tile, tile_on, unpack, unpack_blocks};
+use super::attention_tile::{Queries, Scoring, Seen, Tile, tile_on, unpack, unpack_blocks};
 use super::kv_append::CacheView;
 use super::linear::{N_KINDS, kind_index, quantize};
 use super::softmax_state::{Shared, State, merge};
@@ -50,6 +50,8 @@ pub struct AttentionStep {
     /// Tokens see the later ones of their span.
     pub spans: bool,
     pub softcap: Option<f32>,
+    /// Positions that tokens see, u32 `[T, n]`, ascending.
+    pub chosen: Option<View>,
     /// `[n_head]`.
     pub sinks: Option<Vec<f32>>,
 }
@@ -62,14 +64,14 @@ pub struct AttentionScratch {
     segment: Vec<f32>, // [rows, stride]
     total: Vec<f32>,   // [rows, stride]
     tile: Vec<f32>,    // a tile in f32, in the cache's layout
-    valid: Vec<(u8, u8)>,
+    valid: Vec<Seen>,
 }
 
 impl AttentionScratch {
     /// Bytes that [`AttentionScratch::new`] allocates.
     pub fn bytes(rows: usize, d_k: usize, d_v: usize) -> usize {
         let stride = State::stride(d_v);
-        let row = 4 * (q_stride(d_k) + d_k / BLOCK + 2 * stride) + 2 * d_k + size_of::<(u8, u8)>();
+        let row = 4 * (q_stride(d_k) + d_k / BLOCK + 2 * stride) + 2 * d_k + size_of::<Seen>();
         rows.saturating_mul(row).saturating_add(PAGE.saturating_mul(4 * (d_k + stride)))
     }
 
@@ -85,6 +87,11 @@ impl AttentionScratch {
             tile: zeroed(WHAT, PAGE.saturating_mul(d_k + stride))?,
             valid: zeroed(WHAT, rows)?,
         })
+    }
+
+    /// Room for a tile of any latent cache in f32.
+    pub fn tile(&mut self) -> &mut [f32] {
+        &mut self.tile
     }
 }
 
@@ -146,6 +153,20 @@ impl Unit<'_> {
             Some(chunk) if self.step.chunked => (next - 1) - (next - 1) % chunk..end,
             window => window.map_or(0, |w| next.saturating_sub(w))..end,
         }
+    }
+
+    /// Which positions of a page row `r` sees.
+    fn seen(&self, r: usize, page: usize) -> Seen {
+        let sees = self.sees(r);
+        let inside = |p: usize| p.saturating_sub(page * PAGE).min(PAGE) as u8;
+        let Some(chosen) = self.step.chosen else { return (inside(sees.start), inside(sees.end), u32::MAX) };
+        let (token, width) = (self.tile.first as usize + r / self.n_head, chosen.width);
+        // SAFETY: an earlier op has written the choice of the step's tokens.
+        let chosen = unsafe { &chosen.ids(token + 1)[token * width..] };
+        let first = chosen.partition_point(|&p| (p as usize) < page * PAGE);
+        let of_page = chosen[first..].iter().map(|&p| p as usize - page * PAGE).take_while(|&at| at < PAGE);
+        let seen = of_page.fold(0u32, |seen, at| seen | 1 << at);
+        (seen.trailing_zeros() as u8, (PAGE as u32 - seen.leading_zeros()) as u8, seen)
     }
 
     /// Segments that any row sees.
@@ -361,10 +382,12 @@ unsafe fn segment_of(isa: CheckedIsa, unit: &Unit, segment: usize, state: State,
     let from = (first / PAGE).max(segment * SEGMENT);
     let to = last.div_ceil(PAGE).min((segment + 1) * SEGMENT);
     for page in from..to {
-        for (r, valid) in valid[..rows].iter_mut().enumerate() {
-            let sees = unit.sees(r);
-            let inside = |p: usize| p.saturating_sub(page * PAGE).min(PAGE) as u8;
-            *valid = (inside(sees.start), inside(sees.end));
+        for r in 0..rows {
+            // Heads of a token see alike.
+            valid[r] = if r % unit.n_head == 0 { unit.seen(r, page) } else { valid[r - 1] };
+        }
+        if valid[..rows].iter().all(|(first, end, _)| first >= end) {
+            continue;
         }
         // SAFETY: `Batch::check` saw the pages of the chunk's positions.
         let bytes = unsafe { cache.tile(unit.batch.page(chunk, cache.windowed, page), unit.kv_head).cast_const() };

@@ -19,6 +19,9 @@ pub struct Scoring {
     pub softcap: Option<f32>,
 }
 
+/// Positions of a tile that a row sees: the first, the one after the last, and of those between a bit each.
+pub type Seen = (u8, u8, u32);
+
 /// Query rows of a unit in the forms that scores read. The pointers are valid by the contract of [`Tile::new`].
 #[derive(Clone, Copy)]
 pub struct Queries {
@@ -98,8 +101,8 @@ on_isa! {
     pub unsafe fn unpack_blocks(from: *const i8, d: usize, n: usize, to: &mut [f32]) = unpack_blocks_lanes
 }
 on_isa! {
-    /// All query rows against a tile; row `r` sees the tile's positions `valid[r].0 .. valid[r].1`.
-    pub fn tile_on(tile: &Tile, valid: &[(u8, u8)]) = tile_lanes
+    /// All query rows against a tile; row `r` sees the tile's positions `valid[r]`.
+    pub fn tile_on(tile: &Tile, valid: &[Seen]) = tile_lanes
 }
 
 #[inline(always)]
@@ -132,42 +135,43 @@ unsafe fn unpack_blocks_lanes<L: Lanes>(from: *const i8, d: usize, n: usize, to:
 /// twelve). Without registers each goes alone: blocks of every size, unrolled lane by lane, would be a megabyte of
 /// code.
 #[inline(always)]
-fn tile_lanes<L: Lanes>(tile: &Tile, valid: &[(u8, u8)]) {
+fn tile_lanes<L: Lanes>(tile: &Tile, valid: &[Seen]) {
     let mut r = 0;
     while r < valid.len() {
-        let (lo, hi) = valid[r];
+        let seen @ (lo, hi, _) = valid[r];
         if lo >= hi {
             r += 1;
             continue;
         }
-        let alike = valid[r..].iter().take(9).take_while(|&&v| v == (lo, hi)).count();
+        let alike = valid[r..].iter().take(9).take_while(|&&v| v == seen).count();
         if L::SUMS >= 16 && alike >= 8 {
-            block::<L, 8, 2>(tile, r, lo.into(), hi.into());
+            block::<L, 8, 2>(tile, r, seen);
             r += 8;
             continue;
         }
         // Seven and eight make two blocks of nearly one size; one of six would leave a rest that shares little.
-        let (n, lo, hi) = (if matches!(alike, 7 | 8) { 4 } else { alike.min(6) }, lo.into(), hi.into());
+        let n = if matches!(alike, 7 | 8) { 4 } else { alike.min(6) };
         if !L::IS_VECTOR {
-            block::<L, 1, 1>(tile, r, lo, hi);
+            block::<L, 1, 1>(tile, r, seen);
             r += 1;
             continue;
         }
         match n {
-            6 => block::<L, 6, 1>(tile, r, lo, hi),
-            5 => block::<L, 5, 1>(tile, r, lo, hi),
-            4 => block::<L, 4, 1>(tile, r, lo, hi),
-            3 => block::<L, 3, 1>(tile, r, lo, hi),
-            2 => block::<L, 2, 2>(tile, r, lo, hi),
-            _ => block::<L, 1, 4>(tile, r, lo, hi),
+            6 => block::<L, 6, 1>(tile, r, seen),
+            5 => block::<L, 5, 1>(tile, r, seen),
+            4 => block::<L, 4, 1>(tile, r, seen),
+            3 => block::<L, 3, 1>(tile, r, seen),
+            2 => block::<L, 2, 2>(tile, r, seen),
+            _ => block::<L, 1, 4>(tile, r, seen),
         }
         r += n;
     }
 }
 
-/// Rows `r..r + Q` against positions `lo..hi` of a tile; the values are taken `C` lanes at a time.
+/// Rows `r..r + Q` against the same positions of a tile; the values are taken `C` lanes at a time.
 #[inline(always)]
-fn block<L: Lanes, const Q: usize, const C: usize>(tile: &Tile, r: usize, lo: usize, hi: usize) {
+fn block<L: Lanes, const Q: usize, const C: usize>(tile: &Tile, r: usize, (lo, hi, seen): Seen) {
+    let (lo, hi) = (lo.into(), hi.into());
     let mut p = [[0.0f32; PAGE]; Q];
     let s = match tile.types.k {
         KvType::F32 if tile.latent => row_dots::<L, f32, Q>(tile, r, lo, hi),
@@ -176,7 +180,7 @@ fn block<L: Lanes, const Q: usize, const C: usize>(tile: &Tile, r: usize, lo: us
         KvType::F16 => column_dots::<L, u16, Q>(tile, r),
         KvType::Q8_0 => block_dots::<L, Q>(tile, r),
     };
-    let s = scores::<L, Q>(tile, s, lo, hi);
+    let s = scores::<L, Q>(tile, s, lo, hi, seen);
     // The correction of the sums so far by a new maximum: one exponential for all rows.
     let mut corr = [0.0f32; 16];
     let mut max = [0.0f32; Q];
@@ -332,9 +336,9 @@ fn dots_of<L: Lanes, E: CacheElem, const Q: usize>(tile: &Tile, r: usize, pos: u
     sum.map(|sum| sum.map(L::tree_sum))
 }
 
-/// Scores from dot products: scaled and capped; those outside `lo..hi` are -inf.
+/// Scores from dot products: scaled and capped; those outside `lo..hi` and those whose bit is not set are -inf.
 #[inline(always)]
-fn scores<L: Lanes, const Q: usize>(tile: &Tile, dots: [[L; 2]; Q], lo: usize, hi: usize) -> [[L; 2]; Q] {
+fn scores<L: Lanes, const Q: usize>(tile: &Tile, dots: [[L; 2]; Q], lo: usize, hi: usize, seen: u32) -> [[L; 2]; Q] {
     let none = L::splat(f32::NEG_INFINITY);
     let mut out = dots;
     for i in 0..Q {
@@ -346,6 +350,14 @@ fn scores<L: Lanes, const Q: usize>(tile: &Tile, dots: [[L; 2]; Q], lo: usize, h
             let at = L::iota().add(L::splat(16.0 * h as f32));
             s = at.select_lt(L::splat(hi as f32), s, none);
             out[i][h] = at.select_lt(L::splat(lo as f32), none, s);
+        }
+    }
+    if seen != u32::MAX {
+        let is_seen: [f32; PAGE] = std::array::from_fn(|i| (seen >> i & 1) as f32);
+        for i in 0..Q {
+            for h in 0..2 {
+                out[i][h] = L::load_at(&is_seen, 16 * h, 0.0).select_lt(L::splat(0.5), none, out[i][h]);
+            }
         }
     }
     out

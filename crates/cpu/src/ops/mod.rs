@@ -6,6 +6,7 @@
 pub mod attention;
 mod attention_tile;
 pub mod causal_conv;
+pub mod choose;
 pub mod combine;
 pub mod decay_beta;
 pub mod delta_net;

@@ -238,6 +238,7 @@ fn models_with_more_than_pages_obey_the_law() {
         ("crates/conformance/tests/data/qwen3moe/model-q4_0.gguf", Some(50)),
         ("crates/conformance/tests/data/gemma4/model-q4_1.gguf", None),
         ("crates/conformance/tests/data/deepseekv3/model-q5_1.gguf", None),
+        ("crates/conformance/tests/data/published/deepseek_v32/hf", None),
         ("../shared/fixtures/models/qwen35moe/model-q4_k_m.gguf", None),
         ("../shared/fixtures/models/qwen3next/model-q4_k_m.gguf", None),
         ("../shared/fixtures/models/gemma4moe/model-q4_k_m.gguf", None),
@@ -412,6 +413,7 @@ fn programs_get_their_memory_back_to_the_bit() {
         ("crates/conformance/tests/data/qwen3moe/model-q4_0.gguf", Some(50), 0),
         ("crates/conformance/tests/data/gemma4/model-q4_1.gguf", None, 0),
         ("crates/conformance/tests/data/deepseekv3/model-q5_1.gguf", None, 0),
+        ("crates/conformance/tests/data/published/glm_moe_dsa_shared/hf", None, 0),
         ("crates/conformance/tests/data/qwen3next/model-q8_0.gguf", None, 0),
         ("crates/conformance/tests/data/qwen35/model-bf16.gguf", None, 4),
     ];

@@ -139,7 +139,7 @@ impl Backend for Cuda {
 
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
         CompileError::refuse_drafts(self.name(), &plan)?;
-        CompileError::refuse_whole(self.name(), &plan)?;
+        CompileError::refuse_of_host(self.name(), &plan)?;
         Ok(plan.rewrite(passes::fuse)?)
     }
 
@@ -154,7 +154,7 @@ impl Backend for Cuda {
         limits: Limits,
     ) -> Result<Box<dyn Program>, CompileError> {
         CompileError::refuse_drafts(self.name(), plan)?;
-        CompileError::refuse_whole(self.name(), plan)?;
+        CompileError::refuse_of_host(self.name(), plan)?;
         Ok(Box::new(compile::compile(self, plan, &weights, limits)?))
     }
 }

@@ -394,6 +394,7 @@ impl<'a> Lower<'a> {
                 let draft = Draft::new(sources::SCALE_BY, "scale_by").bind(0, self.buf(x)).bind(1, self.vector(w));
                 self.elementwise(draft, 2, self.rows(x), self.width(x), &[]);
             }
+            Op::Choose { .. } => return Err(unsupported("choose the positions that attention sees".into())),
             Op::Input { mode: InputMode::All, .. } | Op::EmbedPlace { .. } | Op::AddBias { .. } | Op::Gelu { .. } => {
                 return Err(unsupported(format!("run {}, of image encoders", op.name())));
             }
@@ -423,7 +424,7 @@ impl<'a> Lower<'a> {
                 self.elementwise(draft, 3, self.rows(out), self.width(out), &[is(self.width(out))]);
             }
             Op::KvAppend { cache, k, v } => self.kv_append(cache, k, v),
-            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, sinks, out } => {
+            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen: _, sinks, out } => {
                 self.attention(cache, q, n_head, [scale, softcap.unwrap_or(0.0)], (window, chunked), sinks, out);
             }
             Op::Route { logits, ref router, n_used, ids, weights } => {

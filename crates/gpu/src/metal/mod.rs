@@ -132,7 +132,7 @@ impl Backend for Metal {
 
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
         CompileError::refuse_drafts(self.name(), &plan)?;
-        CompileError::refuse_whole(self.name(), &plan)?;
+        CompileError::refuse_of_host(self.name(), &plan)?;
         let passes = |plan: &mut Plan| {
             passes::fuse(plan);
             fuse::gather_norms(plan);
@@ -151,7 +151,7 @@ impl Backend for Metal {
         limits: Limits,
     ) -> Result<Box<dyn Program>, CompileError> {
         CompileError::refuse_drafts(self.name(), plan)?;
-        CompileError::refuse_whole(self.name(), plan)?;
+        CompileError::refuse_of_host(self.name(), plan)?;
         Ok(Box::new(compile::compile(self, plan, &weights, limits)?))
     }
 }

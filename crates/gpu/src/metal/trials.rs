@@ -223,7 +223,8 @@ impl Maker {
     fn attend(&mut self, x: Buf, q: Buf, n_head: usize, d_v: usize) {
         let out = self.buf(T, n_head * d_v);
         let (scale, window, softcap, sinks) = (0.4, None, None, None);
-        self.op(Op::Attention { cache: Cache(0), q, n_head, scale, window, chunked: false, softcap, sinks, out });
+        let (cache, chunked, chosen) = (Cache(0), false, None);
+        self.op(Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen, sinks, out });
         let y = self.linear(out, D);
         self.op(Op::Add { x, y });
     }

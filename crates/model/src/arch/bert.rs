@@ -156,7 +156,8 @@ fn block(b: &mut Builder, dims: &Dims, layer: usize, cache: Cache, x: Buf) -> Re
     b.push(Op::KvAppend { cache, k, v: Some(v) });
     let out = b.buf("a", Rows::Tokens, d);
     let scale = 1.0 / ((d / n_head) as f32).sqrt();
-    b.push(Op::Attention { cache, q, n_head, scale, window: None, chunked: false, softcap: None, sinks: None, out });
+    let (window, chunked, softcap, chosen, sinks) = (None, false, None, None, None);
+    b.push(Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen, sinks, out });
     let y = linear(b, &name("attn_output"), out, [d, d], "o")?;
     b.push(Op::Add { x, y });
     let x = norm(b, &name("attn_output_norm"), eps, x)?;

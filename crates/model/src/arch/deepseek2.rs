@@ -1,5 +1,6 @@
 //! DeepSeek-V2 (and Lite), V3, R1, V3.1, and models of their shape: Cogito-V2, Kimi-K2 to K2.7, Moonlight,
-//! GLM-4.7-Flash, Mistral Small 4 (softmax scores, queries that grow with the position).
+//! GLM-4.7-Flash, Mistral Small 4 (softmax scores, queries that grow with the position), and with sparse attention
+//! DeepSeek-V3.2 and GLM-5 to 5.2 ([`super::dsa`]).
 //!
 //! Multi-head latent attention in its absorbed form (arXiv 2405.04434): the cache holds a latent and one rotated key a
 //! position. A head's key is `W_uk·latent`, so its score is `(W_ukᵀ·q)·latent`; its value is `W_uv·latent`, which is
@@ -7,6 +8,7 @@
 
 use checkpoint::Checkpoint;
 
+use super::dsa::{Family, Indexer};
 use super::keys::{
     D_K, D_MODEL, D_V, Dims, EPS, Key, Keys, MAX_CONTEXT, MAX_HEAD_WIDTH, MAX_HEADS, MAX_LAYERS, MAX_WIDTH,
     N_CTX_TRAIN, N_HEAD, N_LAYER, key,
@@ -28,6 +30,10 @@ const ALIASES: &[Alias] = &[
     ("attn_kv_b", &["self_attn.kv_b_proj"]),
     ("attn_k_b", &["self_attn.embed_q"]),
     ("attn_v_b", &["self_attn.unembed_out"]),
+    ("indexer.attn_q_b", &["self_attn.indexer.wq_b"]),
+    ("indexer.attn_k", &["self_attn.indexer.wk"]),
+    ("indexer.k_norm", &["self_attn.indexer.k_norm"]),
+    ("indexer.proj", &["self_attn.indexer.weights_proj"]),
 ];
 
 const D_Q_LATENT: Key = key("attention.q_lora_rank", &["q_lora_rank"]);
@@ -43,17 +49,38 @@ const LATENT_EPS: f32 = 1e-6;
 
 /// DeepSeek-V2.
 pub(super) fn build_v2(checkpoint: &Checkpoint) -> Result<Plan, Error> {
-    build(checkpoint, "deepseek2", Defaults { score: Score::Softmax, renormalise: false, n_dense: Some(0) }, false)
+    build(
+        checkpoint,
+        "deepseek2",
+        Defaults { score: Score::Softmax, renormalise: false, n_dense: Some(0) },
+        None,
+        false,
+    )
 }
 
 /// GLM-4.7-Flash.
 pub(super) fn build_glm(checkpoint: &Checkpoint) -> Result<Plan, Error> {
-    build(checkpoint, "deepseek2", Defaults { score: Score::Sigmoid, renormalise: true, n_dense: Some(1) }, false)
+    build(checkpoint, "deepseek2", Defaults { score: Score::Sigmoid, renormalise: true, n_dense: Some(1) }, None, false)
 }
 
 /// Mistral Small 4.
 pub(super) fn build_mistral(checkpoint: &Checkpoint) -> Result<Plan, Error> {
-    build(checkpoint, "mistral4", Defaults { score: Score::Softmax, renormalise: true, n_dense: Some(0) }, false)
+    build(checkpoint, "mistral4", Defaults { score: Score::Softmax, renormalise: true, n_dense: Some(0) }, None, false)
+}
+
+/// DeepSeek-V3.2.
+pub(super) fn build_v32(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    sparse(checkpoint, "deepseek32", Family { is_interleaved: false, shares: false })
+}
+
+/// GLM-5 to 5.2.
+pub(super) fn build_glm5(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    sparse(checkpoint, "glm-dsa", Family { is_interleaved: true, shares: true })
+}
+
+fn sparse(checkpoint: &Checkpoint, arch: &str, family: Family) -> Result<Plan, Error> {
+    let defaults = Defaults { score: Score::Sigmoid, renormalise: true, n_dense: Some(3) };
+    build(checkpoint, arch, defaults, Some(family), false)
 }
 
 /// DeepSeek-V3 and its successors, and GGUF files of both.
@@ -71,7 +98,7 @@ fn v3(checkpoint: &Checkpoint, drafts: bool) -> Result<Plan, Error> {
     let n_layer = keys.count(N_LAYER, MAX_LAYERS)?;
     let has_bias = keys.names().has(&format!("blk.{}.exp_probs_b.bias", n_layer - 1));
     let score = if keys.is_folder() || has_bias { Score::Sigmoid } else { Score::Softmax };
-    build(checkpoint, "deepseek2", Defaults { score, renormalise: true, n_dense: Some(3) }, drafts)
+    build(checkpoint, "deepseek2", Defaults { score, renormalise: true, n_dense: Some(3) }, None, drafts)
 }
 
 /// Widths of latent attention.
@@ -89,9 +116,17 @@ pub(super) struct Latent {
     /// What scales queries by their position.
     growth: Option<Rope>,
     scale: f32,
+    /// What chooses the positions that a token sees.
+    indexer: Option<Indexer>,
 }
 
-fn build(checkpoint: &Checkpoint, arch: &str, defaults: Defaults, drafts: bool) -> Result<Plan, Error> {
+fn build(
+    checkpoint: &Checkpoint,
+    arch: &str,
+    defaults: Defaults,
+    sparse: Option<Family>,
+    drafts: bool,
+) -> Result<Plan, Error> {
     let keys = Keys::new(checkpoint, ALIASES);
     let (dims, latent) = unrotated(keys)?;
     let Latent { d_nope, d_pe, .. } = latent;
@@ -101,18 +136,22 @@ fn build(checkpoint: &Checkpoint, arch: &str, defaults: Defaults, drafts: bool) 
         Some(false) => RopePairing::Half,
         _ => RopePairing::Interleaved,
     };
-    let rope = keys.rope_scaled(d_pe, pairing, scaling)?;
+    let decl = keys.rope_scaled(d_pe, pairing, scaling)?;
+    if sparse.is_some() && latent.d_q.is_none() {
+        return Err(keys.error(D_Q_LATENT, "is missing, and positions are chosen by queries' latents".into()));
+    }
     let growth = keys.growth(dims.d_k)?;
     let stretched = if let Scaling::Yarn(yarn) = scaling { yarn.score_factor() } else { 1.0 };
     let scale = (stretched / ((d_nope + d_pe) as f64).sqrt()) as f32;
 
     let mut b = Builder::new(keys.names(), arch, dims.n_vocab, dims.d_model, dims.n_ctx_train);
     b.skip_layers_from(dims.n_layer);
-    let (rope, growth) = (b.rope(rope), growth.map(|growth| b.rope(growth)));
-    let latent = Latent { rope: Some(rope), growth, scale, ..latent };
+    let (rope, growth) = (b.rope(decl.clone()), growth.map(|growth| b.rope(growth)));
+    let indexer = sparse.map(|family| Indexer::new(&mut b, &keys, family, dims.n_layer, (rope, &decl))).transpose()?;
+    let mut latent = Latent { rope: Some(rope), growth, scale, indexer, ..latent };
     let x = parts::embed(&mut b, &dims)?;
-    let decoder = |b: &mut Builder, layer: usize, x: Buf| {
-        attention(b, &dims, &latent, layer, x)?;
+    let mut decoder = |b: &mut Builder, layer: usize, x: Buf| {
+        attention(b, &dims, &mut latent, layer, x)?;
         moe.layer(b, &dims, layer, x)
     };
     for layer in 0..dims.n_layer {
@@ -146,7 +185,7 @@ pub(super) fn unrotated(keys: Keys) -> Result<(Dims, Latent), Error> {
     };
     let d_q = Some(keys.count_or_zero(D_Q_LATENT, MAX_WIDTH)?).filter(|&d| d > 0);
     let scale = (1.0 / ((d_nope + d_pe) as f64).sqrt()) as f32;
-    Ok((dims, Latent { d_q, d_latent, d_nope, d_pe, d_v, rope: None, growth: None, scale }))
+    Ok((dims, Latent { d_q, d_latent, d_nope, d_pe, d_v, rope: None, growth: None, scale, indexer: None }))
 }
 
 /// Widths of a head: key without and with rotation, value. GGUF files from before the latent cache have them as those
@@ -181,7 +220,7 @@ fn scaling(keys: Keys, d_pe: usize) -> Result<Scaling, Error> {
 }
 
 /// `x += attention(norm(x))`.
-pub(super) fn attention(b: &mut Builder, dims: &Dims, latent: &Latent, layer: usize, x: Buf) -> Result<(), Error> {
+pub(super) fn attention(b: &mut Builder, dims: &Dims, latent: &mut Latent, layer: usize, x: Buf) -> Result<(), Error> {
     let Dims { d_model, n_head, d_k, eps, .. } = *dims;
     let Latent { d_latent, d_nope, d_pe, d_v, rope, scale, .. } = *latent;
     let t = Rows::Tokens;
@@ -193,7 +232,15 @@ pub(super) fn attention(b: &mut Builder, dims: &Dims, latent: &Latent, layer: us
     let q = parts::linear(b, layer, name, h, [d_q, d_model], "q")?;
     let kv = parts::linear(b, layer, "attn_kv_a_mqa", h, [d_k, d_model], "kv")?;
 
-    let q = if latent.d_q.is_some() { query(b, dims, latent, layer, q, d_q)? } else { q };
+    let (mut q, mut chosen) = (q, None);
+    if latent.d_q.is_some() {
+        let norm = b.vector(&format!("blk.{layer}.attn_q_a_norm.weight"), d_q)?;
+        let low = b.rms_norm(q, norm, LATENT_EPS, "q_norm");
+        q = parts::linear(b, layer, "attn_q_b", low, [n_head * (d_nope + d_pe), d_q], "q_heads")?;
+        if let Some(indexer) = &mut latent.indexer {
+            chosen = Some(indexer.choose(b, layer, (h, d_model), (low, d_q))?);
+        }
+    }
     let (q_nope, q_pe) = (b.buf("q_nope", t, n_head * d_nope), b.buf("q_pe", t, n_head * d_pe));
     b.push(Op::SplitHeads { x: q, n_head, parts: vec![(d_nope, q_nope), (d_pe, q_pe)] });
 
@@ -227,6 +274,7 @@ pub(super) fn attention(b: &mut Builder, dims: &Dims, latent: &Latent, layer: us
         window: None,
         chunked: false,
         softcap: None,
+        chosen,
         sinks: None,
         out: o_latent,
     });
@@ -235,13 +283,6 @@ pub(super) fn attention(b: &mut Builder, dims: &Dims, latent: &Latent, layer: us
     let y = parts::linear(b, layer, "attn_output", a, [d_model, n_head * d_v], "o")?;
     b.push(Op::Add { x, y });
     Ok(())
-}
-
-/// Queries of all heads from their latent, `d_q` wide.
-fn query(b: &mut Builder, dims: &Dims, latent: &Latent, layer: usize, q: Buf, d_q: usize) -> Result<Buf, Error> {
-    let norm = b.vector(&format!("blk.{layer}.attn_q_a_norm.weight"), d_q)?;
-    let q = b.rms_norm(q, norm, LATENT_EPS, "q_norm");
-    parts::linear(b, layer, "attn_q_b", q, [dims.n_head * (latent.d_nope + latent.d_pe), d_q], "q_heads")
 }
 
 /// `W_uk`, whether it is stored transposed, and `W_uv`: in two tensors, or head by head in one. Some

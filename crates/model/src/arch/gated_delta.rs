@@ -237,6 +237,7 @@ impl Model {
             window: None,
             chunked: false,
             softcap: None,
+            chosen: None,
             sinks: None,
             out: a,
         });

@@ -90,7 +90,8 @@ fn attention(b: &mut Builder, dims: &Dims, norm: Read, attn: Attention, layer: u
     b.push(Op::KvAppend { cache, k, v: Some(v) });
     let a = b.buf("a", Rows::Tokens, n_head * d_v);
     let Attention { scale, window, softcap, .. } = attn;
-    b.push(Op::Attention { cache, q, n_head, scale, window, chunked: false, softcap, sinks: None, out: a });
+    let (chunked, chosen, sinks) = (false, None, None);
+    b.push(Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen, sinks, out: a });
     let o = parts::linear(b, layer, "attn_output", a, [d_model, n_head * d_v], "o")?;
     let o = parts::norm_read(b, dims, norm, layer, "post_attention_norm", o, "o_normed")?;
     b.push(Op::Add { x, y: o });

@@ -289,7 +289,8 @@ fn attention(b: &mut Builder, dims: &Dims, attn: Attention, layer: usize, x: Buf
         }
     };
     let a = b.buf("a", Rows::Tokens, n_head * d_head);
-    b.push(Op::Attention { cache, q, n_head, scale: 1.0, window, chunked: false, softcap: None, sinks: None, out: a });
+    let (chunked, softcap, chosen, sinks) = (false, None, None, None);
+    b.push(Op::Attention { cache, q, n_head, scale: 1.0, window, chunked, softcap, chosen, sinks, out: a });
     let o = parts::linear(b, layer, "attn_output", a, [d_model, n_head * d_head], "o")?;
     let o = parts::norm(b, dims, layer, "post_attention_norm", o, "o_normed")?;
     b.push(Op::Add { x, y: o });

@@ -50,7 +50,7 @@ const ALIASES: &[Alias] = &[
 
 pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
     let keys = Keys::new(checkpoint, ALIASES);
-    let (dims, latent) = deepseek2::unrotated(keys)?;
+    let (dims, mut latent) = deepseek2::unrotated(keys)?;
     let moe = SharedMoe::new(keys, Defaults { score: Score::Sigmoid, renormalise: true, n_dense: None })?;
     // GGUF files have no key for it.
     let moe = if keys.is_folder() { moe } else { moe.renormalised() };
@@ -65,7 +65,7 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
         b.layer(Some(layer as u32));
         match b.has(&format!("blk.{layer}.ssm_conv1d_q.weight")) {
             true => delta_net(&mut b, &dims, (n_head, d_head, conv_width), decay, layer, x)?,
-            false => deepseek2::attention(&mut b, &dims, &latent, layer, x)?,
+            false => deepseek2::attention(&mut b, &dims, &mut latent, layer, x)?,
         }
         moe.layer(&mut b, &dims, layer, x)?;
     }

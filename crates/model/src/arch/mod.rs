@@ -9,6 +9,7 @@ mod bert;
 mod cohere2;
 mod deepseek2;
 mod dots1;
+mod dsa;
 mod ernie4_5;
 mod falcon_h1;
 mod gated_delta;
@@ -107,6 +108,10 @@ pub const ARCHS: &[Arch] = &[
         models: "Mistral Small 4, text" },
     Arch { gguf: &[], folder: &["deepseek_v2"], build: deepseek2::build_v2,
         models: "DeepSeek-V2, V2-Lite" },
+    Arch { gguf: &["deepseek32"], folder: &["deepseek_v32"], build: deepseek2::build_v32,
+        models: "DeepSeek-V3.2, V3.2-Exp, V3.2-Speciale" },
+    Arch { gguf: &["glm-dsa"], folder: &["glm_moe_dsa"], build: deepseek2::build_glm5,
+        models: "GLM-5, GLM-5.1, GLM-5.2" },
     Arch { gguf: &["smollm3"], folder: &["smollm3"], build: smollm3::build,
         models: "SmolLM3" },
     Arch { gguf: &["seed_oss"], folder: &["seed_oss"], build: seed_oss::build,

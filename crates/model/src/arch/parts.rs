@@ -155,7 +155,8 @@ pub(super) fn attend(b: &mut Builder, dims: &Dims, attn: Attention, layer: usize
     };
     let a = b.buf("a", Rows::Tokens, n_head * d_v);
     let Attention { scale, window, chunked, .. } = attn;
-    b.push(Op::Attention { cache, q, n_head, scale, window, chunked, softcap: None, sinks, out: a });
+    let (softcap, chosen) = (None, None);
+    b.push(Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen, sinks, out: a });
     if let Some((gate, factor)) = gate {
         b.push(Op::GateBy { x: a, gate, factor });
     }

@@ -133,6 +133,7 @@ impl Plan {
                 | Op::GatedAct { .. }
                 | Op::Add { .. }
                 | Op::KvAppend { .. }
+                | Op::Choose { .. }
                 | Op::Select { .. }
                 | Op::Scale { .. }
                 | Op::GateBy { .. }
@@ -157,6 +158,8 @@ impl Plan {
             match op {
                 Op::KvAppend { k, v, .. } => feeds.extend([Some(*k), *v].into_iter().flatten()),
                 Op::Attention { q, .. } => feeds.extend([*q]),
+                Op::Choose { q, weights, .. } => feeds.extend([*q, *weights]),
+                Op::Center { x, out } if feeds.contains(out) && !self.is_stream(*x) => feeds.extend([*x]),
                 Op::GateBy { x, gate, .. } if fed.contains(x) || feeds.contains(x) => feeds.extend([*gate]),
                 Op::GatedAct { gate, up, .. } if fed.contains(up) => feeds.extend([*gate]),
                 Op::DeltaNet { q, k, v, .. } => feeds.extend([*q, *k, *v]),
@@ -230,6 +233,7 @@ impl Plan {
                 | Op::GatedAct { .. }
                 | Op::Add { .. }
                 | Op::KvAppend { .. }
+                | Op::Choose { .. }
                 | Op::Route { .. }
                 | Op::Experts { .. }
                 | Op::Combine { .. }

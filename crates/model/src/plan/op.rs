@@ -112,6 +112,15 @@ pub enum Op {
         k: Buf,         // [T, n_kv · d_k]
         v: Option<Buf>, // [T, n_kv · d_v]; none when the cache finds values in the keys
     },
+    /// Chooses the positions that attention sees (DeepSeek's sparse attention, arXiv 2512.02556): of a token's own and
+    /// all before it the `n` best by `Σ_h weights[t,h] · max(q[t,h]·k, 0)`, ties to the earlier and NaN last. All of
+    /// them where they are no more than `n`. They ascend in a row, and `u32::MAX` fills it up.
+    Choose {
+        cache: Cache, // of one head whose values are a part of its keys: nothing but keys
+        q: Buf,       // [T, n_head · d_k]
+        weights: Buf, // [T, n_head]
+        out: Buf,     // u32 [T, n]
+    },
     /// Causal attention over the cache: `out = softmax(q·kᵀ·scale)·v`, grouped heads. A token of a span that the step
     /// names sees the later ones of it too: in encoders, and in layers with a window ([`super::Plan::sees_spans`]).
     Attention {
@@ -125,6 +134,8 @@ pub enum Op {
         chunked: bool,
         /// `softcap · tanh(s / softcap)` on the scores.
         softcap: Option<f32>,
+        /// Sees no more than these positions of `choose`, which may be those of an earlier layer; u32 `[T, n]`.
+        chosen: Option<Buf>,
         /// Attention sinks, `[n_head]`: one extra logit per head in the softmax's denominator, without a value
         /// (gpt-oss).
         sinks: Option<Weight>,
@@ -308,6 +319,7 @@ impl Op {
             Op::AddBias { .. } => "add_bias",
             Op::Gelu { .. } => "gelu",
             Op::KvAppend { .. } => "kv_append",
+            Op::Choose { .. } => "choose",
             Op::Attention { .. } => "attention",
             Op::CausalConv { .. } => "causal_conv",
             Op::DeltaNet { .. } => "delta_net",
@@ -385,8 +397,14 @@ impl Op {
                 f(k, Read);
                 v.iter_mut().for_each(|v| f(v, Read));
             }
-            Op::Attention { q, out, .. } => {
+            Op::Choose { q, weights, out, .. } => {
                 f(q, Read);
+                f(weights, Read);
+                f(out, Write);
+            }
+            Op::Attention { q, chosen, out, .. } => {
+                f(q, Read);
+                chosen.iter_mut().for_each(|chosen| f(chosen, Read));
                 f(out, Write);
             }
             Op::CausalConv { x, out, .. } => {
@@ -446,6 +464,7 @@ impl Op {
             | Op::GatedAct { .. }
             | Op::Add { .. }
             | Op::KvAppend { .. }
+            | Op::Choose { .. }
             | Op::Attention { .. }
             | Op::Route { .. }
             | Op::Experts { .. }
@@ -485,6 +504,7 @@ impl Op {
             | Op::GatedAct { .. }
             | Op::Add { .. }
             | Op::KvAppend { .. }
+            | Op::Choose { .. }
             | Op::Attention { .. }
             | Op::CausalConv { .. }
             | Op::DeltaNet { .. }
@@ -529,6 +549,7 @@ impl Op {
             | Op::GatedAct { .. }
             | Op::Add { .. }
             | Op::KvAppend { .. }
+            | Op::Choose { .. }
             | Op::Select { .. }
             | Op::Scale { .. }
             | Op::GateBy { .. }

@@ -40,7 +40,7 @@ pub fn select_early(plan: &mut Plan) {
     if plan.draft.is_some() {
         return;
     }
-    let mixes = |op: &Op| matches!(op, Op::Attention { .. }) || op.state().is_some();
+    let mixes = |op: &Op| matches!(op, Op::Attention { .. } | Op::Choose { .. }) || op.state().is_some();
     let Some(first) = plan.ops.iter().rposition(mixes).map(|i| i + 1) else { return };
     let Some(last) = plan.ops.iter().position(|op| matches!(op, Op::Select { .. })) else { return };
     let Op::Select { x, out } = plan.ops[last] else { return };

@@ -117,7 +117,7 @@ impl Plan {
 
     fn text(&self, ops: Range<usize>, relative_to: Option<u32>) -> String {
         let caches = self.ops[ops.clone()].iter().filter_map(|op| match op {
-            Op::KvAppend { cache, .. } | Op::Attention { cache, .. } => Some(cache.0),
+            Op::KvAppend { cache, .. } | Op::Choose { cache, .. } | Op::Attention { cache, .. } => Some(cache.0),
             _ => None,
         });
         let printer = Printer { plan: self, relative_to, first_cache: caches.min().unwrap_or(0) };
@@ -188,12 +188,17 @@ impl Printer<'_> {
                 let v = v.map_or(String::new(), |v| format!(", {}", self.name(v)));
                 update(&self.cache_name(cache), format!("← {}{v}", self.name(k)))
             }
-            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, sinks, out } => {
+            Op::Choose { cache, q, weights, out } => {
+                let (q, weights, cache) = (self.name(q), self.name(weights), self.cache_name(cache));
+                line(&self.decl(out), format!("best positions of {cache} for {q}, heads by {weights}"))
+            }
+            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen, sinks, out } => {
                 let mut rest =
                     format!("{} over {}, {n_head} heads, scale {scale}", self.name(q), self.cache_name(cache));
                 let kind = if chunked { "chunk" } else { "window" };
                 rest += &window.map_or(String::new(), |n| format!(", {kind} {n}"));
                 rest += &softcap.map_or(String::new(), |cap| format!(", softcap {cap}"));
+                rest += &chosen.map_or(String::new(), |chosen| format!(", at {}", self.name(chosen)));
                 rest += &sinks.map_or(String::new(), |w| format!(", sinks {}", self.w(w)));
                 line(&self.decl(out), rest)
             }

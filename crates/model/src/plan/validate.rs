@@ -61,6 +61,7 @@ fn validate(plan: &Plan) -> Result<(), Error> {
         appended: vec![false; plan.caches.len()],
         moved: vec![false; plan.states.len()],
         routed: vec![None; plan.bufs.len()],
+        chosen: vec![false; plan.bufs.len()],
     };
     v.ops(&plan.ops, 0, &mut state)?;
     v.states(&state).and_then(|()| v.logits("logits", plan.logits, &state)).map_err(Error::Plan)?;
@@ -71,6 +72,7 @@ fn validate(plan: &Plan) -> Result<(), Error> {
         written: vec![false; plan.bufs.len()],
         appended: vec![false; plan.caches.len()],
         routed: vec![None; plan.bufs.len()],
+        chosen: vec![false; plan.bufs.len()],
         ..state.clone()
     };
     own.written[draft.input.0 as usize] = true;
@@ -87,6 +89,7 @@ struct State {
     appended: Vec<bool>,        // [caches]
     moved: Vec<bool>,           // [states]
     routed: Vec<Option<usize>>, // [bufs]: ids below this number of experts
+    chosen: Vec<bool>,          // [bufs]: positions that attention may see
 }
 
 struct Validator<'a> {
@@ -201,7 +204,7 @@ impl Validator<'_> {
         }
         match op {
             Op::Rope { rope, .. } => inside("rope", rope.0, self.plan.ropes.len()),
-            Op::KvAppend { cache, .. } | Op::Attention { cache, .. } => {
+            Op::KvAppend { cache, .. } | Op::Choose { cache, .. } | Op::Attention { cache, .. } => {
                 inside("cache", cache.0, self.plan.caches.len())
             }
             Op::Embed { .. }
@@ -253,6 +256,7 @@ impl Validator<'_> {
             if access != Access::Read {
                 state.written[buf.0 as usize] = true;
                 state.routed[buf.0 as usize] = None;
+                state.chosen[buf.0 as usize] = false;
             }
         }
         Ok(())
@@ -367,10 +371,27 @@ impl Validator<'_> {
                     (None, false) => Err(format!("gives no values to cache {}", cache.0)),
                 }
             }
-            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, sinks, out } => {
+            Op::Choose { cache, q, weights, out } => {
                 let c = plan.cache(cache);
-                let read_early = !state.appended[cache.0 as usize];
-                ensure(!read_early, || format!("reads cache {}, which this step has not appended to", cache.0))?;
+                self.appended(cache, state)?;
+                let has_keys_alone = c.n_kv == 1 && c.v_in_k && c.window.is_none();
+                ensure(has_keys_alone, || format!("cache {} is {c:?}, expected the keys of one head", cache.0))?;
+                ensure(!plan.whole && !plan.is_encoder(), || "is in an encoder, whose tokens see later ones".into())?;
+                let n_head = width(weights);
+                self.floats(q, Rows::Tokens, n_head.saturating_mul(c.d_k))?;
+                self.floats(weights, Rows::Tokens, n_head)?;
+                self.buffer(out, Rows::Tokens, width(out), Elem::U32)?;
+                state.chosen[out.0 as usize] = true;
+                Ok(())
+            }
+            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen, sinks, out } => {
+                let c = plan.cache(cache);
+                self.appended(cache, state)?;
+                if let Some(chosen) = chosen {
+                    let name = &plan.buf(chosen).name;
+                    ensure(state.chosen[chosen.0 as usize], || format!("{name} holds no chosen positions"))?;
+                    ensure(window.is_none(), || format!("sees a window besides the positions of {name}"))?;
+                }
                 ensure(n_head > 0 && n_head.is_multiple_of(c.n_kv), || {
                     format!("{n_head} heads cannot share {} key-value heads", c.n_kv)
                 })?;
@@ -498,6 +519,12 @@ impl Validator<'_> {
                 self.free_rows(x).map(drop)
             }
         }
+    }
+
+    /// A step appends to a cache before it reads it.
+    fn appended(&self, cache: super::Cache, state: &State) -> Check {
+        let is_early = !state.appended[cache.0 as usize];
+        ensure(!is_early, || format!("reads cache {}, which this step has not appended to", cache.0))
     }
 
     /// Every state is used: an unused one would only waste memory.

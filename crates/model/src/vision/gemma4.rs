@@ -202,17 +202,8 @@ fn block(b: &mut Builder, dims: Dims, layer: usize, (ropes, cache): ([Rope; 2], 
     }
     b.push(Op::KvAppend { cache, k, v: Some(v) });
     let out = b.buf("a", Rows::Tokens, n_head * d_head);
-    b.push(Op::Attention {
-        cache,
-        q,
-        n_head,
-        scale: 1.0,
-        window: None,
-        chunked: false,
-        softcap: None,
-        sinks: None,
-        out,
-    });
+    let (window, chunked, softcap, chosen, sinks) = (None, false, None, None, None);
+    b.push(Op::Attention { cache, q, n_head, scale: 1.0, window, chunked, softcap, chosen, sinks, out });
     let w = b.weight(&name("attn_out"), &[d, n_head * d_head])?;
     let o = b.linear(out, w, None, "o");
     let y = norm(b, "attn_post_norm", o, "o_normed")?;

@@ -226,7 +226,8 @@ fn block(b: &mut Builder, dims: Dims, layer: usize, (rope, cache): (Rope, Cache)
     b.push(Op::KvAppend { cache, k, v: Some(v) });
     let out = b.buf("a", Rows::Tokens, d);
     let scale = 1.0 / (d_head as f32).sqrt();
-    b.push(Op::Attention { cache, q, n_head, scale, window: None, chunked: false, softcap: None, sinks: None, out });
+    let (window, chunked, softcap, chosen, sinks) = (None, false, None, None, None);
+    b.push(Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen, sinks, out });
     let y = linear(b, &name("attn_out"), out, [d, d], "o")?;
     b.push(Op::Add { x, y });
     let h = norm(b, &name("ln2"), x)?;

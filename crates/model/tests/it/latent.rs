@@ -330,6 +330,26 @@ pub fn glm() -> Header {
     TINY_GLM.header()
 }
 
+/// A tiny GLM-5, whose second layer sees what the first chose and has an indexer all the same.
+pub fn glm5() -> Header {
+    let mut h = TINY_V3.header().rename("glm-dsa");
+    for (key, n) in [("head_count", 3u32), ("key_length", 48), ("top_k", 16)] {
+        h.set(&format!("glm-dsa.attention.indexer.{key}"), n);
+    }
+    h.set("glm-dsa.attention.indexer.types", vec![true, false]);
+    for layer in 0..2 {
+        let mut tensor = |name: &str, shape: &[usize], dtype| {
+            h.tensor(&format!("blk.{layer}.indexer.{name}"), shape, dtype);
+        };
+        tensor("attn_q_b.weight", &[3 * 48, 96], Q8_0);
+        tensor("attn_k.weight", &[48, 128], Q8_0);
+        tensor("proj.weight", &[3, 128], F32);
+        tensor("k_norm.weight", &[48], F32);
+        tensor("k_norm.bias", &[48], F32);
+    }
+    h
+}
+
 /// A tiny DeepSeek-V2 as in files from before the latent cache: both matrices of a head in one tensor, keys of plain
 /// heads.
 pub fn deepseek_v2_whole() -> Header {
@@ -399,6 +419,36 @@ fn contradictions_are_refused() {
     header.set("deepseek2.attention.temperature_length", 0u32);
     let error = crate::fused(&header.open()).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("attention.temperature_length: is 0, expected 1 to"), "{error}");
+}
+
+/// Which layers choose, by what the file says or by the family; and what cannot be.
+#[rustfmt::skip]
+#[test]
+fn layers_choose_or_see_what_an_earlier_one_chose() {
+    let chooses = |spoil: fn(&mut Header)| {
+        let mut header = glm5();
+        spoil(&mut header);
+        let plan = model::build(&header.open()).map_err(|error| error.to_string())?;
+        Ok::<_, String>(plan.ops.iter().filter(|op| op.name() == "choose").count())
+    };
+    const TYPES: &str = "glm-dsa.attention.indexer.types";
+    assert_eq!(chooses(|_| {}), Ok(1));
+    assert_eq!(chooses(|h| { h.set(TYPES, vec![1u32, 1]); }), Ok(2));
+    assert_eq!(chooses(|h| { h.unset(TYPES); }), Ok(2));
+    // Early files of GLM-5.2 list no layers: of four one chooses, but all of the first three.
+    assert_eq!(chooses(|h| { h.unset(TYPES).set("glm-dsa.context_length", 1u32 << 20); }), Ok(2));
+    let refused: [(fn(&mut Header), &str); 6] = [
+        (|h| { h.set(TYPES, vec![false, true]); }, "indexer.types: has no indexer in the first layer"),
+        (|h| { h.set(TYPES, vec![true]); }, "indexer.types: has 1 layers, the model has 2"),
+        (|h| { h.set("glm-dsa.attention.indexer.top_k", 0u32); }, "indexer.top_k: is 0, expected 1 to 65536"),
+        (|h| { h.set("glm-dsa.attention.indexer.key_length", 16u32); }, "blk.0.indexer.attn_q_b.weight: has shape"),
+        (|h| { h.drop_tensor("blk.0.indexer.k_norm.bias"); }, "blk.0.indexer.k_norm.bias: is missing, expected [48]"),
+        (|h| { h.set("glm-dsa.attention.q_lora_rank", 0u32); }, "q_lora_rank: is missing, and positions are chosen"),
+    ];
+    for (spoil, wanted) in refused {
+        let error = chooses(spoil).unwrap_err();
+        assert!(error.contains(wanted), "{error}");
+    }
 }
 
 /// A file says how queries grow, and after how many positions, or after the context before YaRN.

@@ -1,7 +1,7 @@
 //! What a file may not say: every case changes one thing of a good header, and the error names it and both numbers.
 
 use crate::header::Header;
-use crate::windowed;
+use crate::{latent, windowed};
 use checkpoint::Value;
 use quant::WeightType::{F32, Q4_K};
 
@@ -121,7 +121,7 @@ fn no_value_of_a_key_brings_it_down() {
         let floats = [0.0, 1e-45, 1.0, 3.0, -1.0, f32::MAX, f32::INFINITY, f32::NAN].map(Value::F32);
         ints.into_iter().chain(floats).chain([Value::I32(-1), Value::Bool(false), "yarn".into()]).collect()
     };
-    for make in [moe, llama, mixtral, windowed::gemma4, windowed::gpt_oss] {
+    for make in [moe, llama, mixtral, windowed::gemma4, windowed::gpt_oss, latent::glm5] {
         let arch = make().arch().to_string();
         let keys = make().keys().chain(OPTIONAL.iter().map(|key| format!("{arch}.{key}"))).collect::<Vec<_>>();
         for key in keys {

@@ -40,6 +40,10 @@ fn insert(plan: &mut Plan, make: impl FnOnce(&Plan) -> Op) {
     plan.layers.insert(at, Some(0));
 }
 
+fn choose(plan: &Plan) -> Op {
+    Op::Choose { cache: Cache(0), q: find(plan, "q.0"), weights: find(plan, "k.0"), out: find(plan, "ids.0") }
+}
+
 /// Takes q.0 apart into parts of these widths.
 fn split(plan: &mut Plan, n_head: usize, parts: Vec<(usize, &str)>) {
     insert(plan, |p| {
@@ -88,6 +92,11 @@ const CASES: &[Case] = &[
     Case(|p| op(p, "attention", |o| if let Op::Attention { scale, .. } = o { *scale = f32::NAN }), "scale is NaN"),
     Case(|p| op(p, "attention", |o| if let Op::Attention { sinks, .. } = o { *sinks = Some(Weight(0)) }),
         "sinks token_embd.weight has shape [96, 256], expected [4]"),
+    Case(|p| { let x = find(p, "q.0"); op(p, "attention", |o| if let Op::Attention { chosen, .. } = o { *chosen = Some(x) }) },
+        "(attention): q.0 holds no chosen positions"),
+    Case(|p| insert(p, choose), "(choose): reads cache 0, which this step has not appended to"),
+    Case(|p| { let choose = choose(p); op(p, "attention", |o| *o = choose) },
+        "(choose): cache 0 is CacheDecl { n_kv: 2, d_k: 32, d_v: 32, v_in_k: false, window: None }, expected the keys of one"),
     Case(|p| op(p, "experts", |o| if let Op::Experts { act, .. } = o { *act = Gate::ClampedSwiglu { alpha: 1.0, limit: 0.0 } }),
         "limit is 0, expected more than 0"),
     Case(|p| op(p, "experts", |o| if let Op::Experts { biases, .. } = o {

@@ -153,7 +153,8 @@ impl<'a> Keys<'a> {
         self.pass("expert_count", &["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"])?;
         let used = ["num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "moe_top_k"];
         self.pass("expert_used_count", &used)?;
-        let own_heads = ["deepseek2", "mistral4", "gemma4", "mimo2", "kimi-linear"].contains(&self.arch);
+        let own_heads =
+            ["deepseek2", "deepseek32", "glm-dsa", "mistral4", "gemma4", "mimo2", "kimi-linear"].contains(&self.arch);
         if by_layer {
             let d_head = self.d_head()?;
             self.add("attention.key_length", d_head);
@@ -218,6 +219,10 @@ impl<'a> Keys<'a> {
                 self.mamba(plan)?;
             }
             "deepseek2" | "mistral4" => self.deepseek()?,
+            "deepseek32" | "glm-dsa" => {
+                self.deepseek()?;
+                self.indexer(plan, n_layer)?;
+            }
             "glm4moe" => self.glm()?,
             "ernie4_5" | "olmoe" => {}
             "ernie4_5-moe" => self.ernie_moe()?,

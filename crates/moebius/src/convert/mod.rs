@@ -5,6 +5,7 @@
 //! of it goes through [`recipe::Recipe`], a piece at a time, so that memory does not grow with the model. The way back
 //! is `mlx/`.
 
+mod dsa;
 mod keys;
 pub mod mlx;
 mod recipe;

@@ -219,7 +219,7 @@ pub fn of_plan(checkpoint: &Checkpoint, plan: &Plan, shape: &Shape) -> Result<Re
                     _ => out.push((tensor, recipe)),
                 }
             }
-            ("deepseek2" | "mistral4" | "kimi-linear", "attn_kv_b") => {
+            ("deepseek2" | "deepseek32" | "glm-dsa" | "mistral4" | "kimi-linear", "attn_kv_b") => {
                 let &[n_head, rows, d_latent] = decl.shape.as_slice() else { bail!("{} is no stack", decl.name) };
                 let is_k = decl.name.ends_with("[0/2]");
                 let name = format!("{layer}{}.weight", if is_k { "attn_k_b" } else { "attn_v_b" });

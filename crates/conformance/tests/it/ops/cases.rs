@@ -29,6 +29,7 @@ fn types() -> impl Iterator<Item = (usize, WeightType)> {
     (0..n).flat_map(|round| conformance::backends::types().enumerate().map(move |(i, t)| (i + round, t)))
 }
 
+pub use super::choosing::choose;
 pub use conformance::backends::wide;
 
 pub fn embed(seed: u64) -> Vec<Case> {
@@ -443,7 +444,7 @@ fn attend(
     let sinks = sinks.then(|| b.vector(n_head));
     let out = b.buf(Rows::Tokens, n_head * d_v);
     let scale = 4.0 / (d_k as f32).sqrt();
-    b.op(Op::Attention { cache, q, n_head, scale, window, chunked, softcap, sinks, out });
+    b.op(Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen: None, sinks, out });
     b.finish(name, format!("{a:?}"), F32, &[("out", out)], script)
 }
 

@@ -3,6 +3,7 @@
 mod case;
 mod cases;
 mod check;
+mod choosing;
 mod kernel_traps;
 mod traps;
 
@@ -51,6 +52,7 @@ ops! {
     GatedAct gated_act,
     Add add,
     KvAppend kv_append,
+    Choose choose,
     Attention attention,
     CausalConv causal_conv,
     DeltaNet delta_net,

@@ -338,6 +338,29 @@ fn traps() -> Vec<(&'static str, &'static [&'static str], Sabotage)> {
             }),
         ),
         (
+            "choose: one position less",
+            &["choose"],
+            plan(|p| {
+                for op in p.ops.clone() {
+                    if let Op::Choose { out, .. } = op {
+                        let width = &mut p.bufs[out.0 as usize].width;
+                        *width = (*width - 1).max(1);
+                    }
+                }
+            }),
+        ),
+        (
+            "choose: attention sees all",
+            &["choose"],
+            plan(|p| {
+                each(p, |op| {
+                    if let Op::Attention { chosen, .. } = op {
+                        *chosen = None
+                    }
+                })
+            }),
+        ),
+        (
             "attention: softcap",
             &["attention"],
             plan(|p| {

@@ -192,7 +192,7 @@ impl Lower<'_, '_> {
                 let cache = self.caches[cache.0 as usize];
                 Node::KvAppend { module, cache, k: self.view(k), v: v.map_or(0, |v| self.view(v).ptr) }
             }
-            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, sinks, out } => {
+            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen: _, sinks, out } => {
                 let decl = self.plan.cache(cache);
                 let heads = heads_of_block(n_head / decl.n_kv, decl.d_k, decl.d_v).ok_or_else(|| {
                     let what = format!("attend over heads of {} numbers", decl.d_k.max(decl.d_v));
@@ -334,6 +334,10 @@ impl Lower<'_, '_> {
                 g: self.view(g_out),
                 beta: self.view(beta_out),
             },
+            Op::Choose { .. } => {
+                let what = "choose the positions that attention sees".into();
+                return Err(CompileError::Unsupported { backend: "cuda", what });
+            }
             Op::Input { mode: InputMode::All, .. } | Op::EmbedPlace { .. } | Op::AddBias { .. } | Op::Gelu { .. } => {
                 let what = format!("run {}, of image encoders", op.name());
                 return Err(CompileError::Unsupported { backend: "cuda", what });
