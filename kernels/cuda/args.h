@@ -162,8 +162,12 @@ struct ExpertLists {
     const u32* ids; // [n_pairs]
     u32* first;     // [n_expert + 1]
     u32* pairs;     // [n_pairs]
-    u32* places;    // [n_pairs]: where a pair stands in `pairs`
-    u32 n_pairs, n_expert;
+    u32* places;    // [n_pairs]: the index of a pair in `pairs`
+    // Or null: for tiles of `width` pairs, which begin at multiples of 8, how many there are in addition to one an expert, and
+    // of each its expert << 16 | its number among the expert's.
+    u32* further[3];
+    u32 width[3];
+    u32 n_pairs, n_expert, reserved;
 };
 
 // Consecutive tokens of one sequence, as `Chunk` of the batch.
@@ -591,13 +595,14 @@ struct PackedHidden {
     u32 n_groups;    // of eight pairs
     u32 runs;        // of a unit of the weights that will read them
     u32 paired;      // a unit's runs lie 32 values apart
-    u32 n;           // numbers of a row in whole steps of four units; those behind the last are zero
+    u32 n;           // numbers of a row in whole steps of four units; those after the last are zero
 };
 
 struct WideExperts {
     Experts op;
     Packed wide;
     PackedHidden hidden; // of gated products
+    const u32* further;  // tiles in addition to one an expert (`ExpertLists`)
     u32 listed;          // of the last product: `out` is bf16, rows in the order of the lists
     u32 reserved;
 };
@@ -608,6 +613,8 @@ struct PackTo {
     u32 stride;   // of a row, in numbers
     u32 runs;     // of a unit of the weights that will read them: bf16 in the order of `packed_at`; 0: f32 as they are
     u32 paired;
+    u32 n_groups; // or 0; of `pack` of `wide.h`, whose form it is then, `stride` numbers of a row in whole steps
+    u32 split;    // there: what rounding to bf16 leaves has a panel after it
     u32 reserved;
 };
 struct Pack {

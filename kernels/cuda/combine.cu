@@ -9,33 +9,14 @@
 // Slots that a thread asks for at a time.
 #define SLOTS 8
 
-// The row of y of a pair; lists of a step without such a pair leave a place of one before.
-__device__ __forceinline__ u64 row_of_pair(const Combine& a, u64 pair) {
-    return a.places ? min(a.places[pair], a.rows * a.n_used - 1) : pair;
-}
-
-// Four numbers of y from number `i` of a row on; rows of f32 begin at multiples of 16 bytes, those of bf16 of 8.
-__device__ __forceinline__ float4 four_of(const Combine& a, u64 row, u32 i) {
-    const u64 at = row * a.d + i;
-    if (!a.places) return __ldcs((const float4*)(a.y + at));
-    const uint2 v = __ldcs((const uint2*)((const u16*)a.y + at));
-    return make_float4(float_of_bf16(v.x & 0xffff), float_of_bits(v.x & 0xffff0000u), float_of_bf16(v.y & 0xffff),
-                       float_of_bits(v.y & 0xffff0000u));
-}
-__device__ __forceinline__ float one_of(const Combine& a, u64 row, u32 i) {
-    const u64 at = row * a.d + i;
-    return a.places ? float_of_bf16(((const u16*)a.y)[at]) : a.y[at];
-}
-
-// The number of a row behind its slots, whose rows of y `row_of(slot)` knows.
-template <class RowOf>
-__device__ __forceinline__ float combined(const Combine& a, const float* weights, const float* x,
-                                          const float* shared_y, const float& share, u32 i, const RowOf& row_of) {
+// The number of a row behind its slots.
+__device__ __forceinline__ float combined(const Combine& a, const float* weights, const float* x, const float* y,
+                                        const float* shared_y, const float& share, u32 i) {
     float v = 0.0f;
     for (u32 first = 0; first < a.n_used; first += SLOTS) {
         float slot[SLOTS];
 #pragma unroll
-        for (int s = 0; s < SLOTS; s++) slot[s] = first + s < a.n_used ? one_of(a, row_of(first + s), i) : 0.0f;
+        for (int s = 0; s < SLOTS; s++) slot[s] = first + s < a.n_used ? y[(u64)(first + s) * a.d + i] : 0.0f;
 #pragma unroll
         for (int s = 0; s < SLOTS; s++) {
             if (first + s < a.n_used) v += weights[first + s] * slot[s];
@@ -45,8 +26,8 @@ __device__ __forceinline__ float combined(const Combine& a, const float* weights
     return a.add ? v + x[i] : v;
 }
 
-// Four numbers of a row after its slots, from number `i` on.
-__device__ __forceinline__ float4 combined_four(const Combine& a, const float* weights, const u32* rows, const float* x,
+// Four numbers of a row after its slots, from number `i` on; rows begin at multiples of 16 bytes.
+__device__ __forceinline__ float4 combined_four(const Combine& a, const float* weights, const float* x, const float* y,
                                                 const float* shared_y, float share, u32 i) {
     float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
     const auto add = [&](float by, float4 z) { v.x += by * z.x, v.y += by * z.y, v.z += by * z.z, v.w += by * z.w; };
@@ -54,7 +35,7 @@ __device__ __forceinline__ float4 combined_four(const Combine& a, const float* w
         float4 slot[SLOTS];
 #pragma unroll
         for (int s = 0; s < SLOTS; s++) {
-            if (first + s < a.n_used) slot[s] = four_of(a, rows[first + s], i);
+            if (first + s < a.n_used) slot[s] = __ldcs((const float4*)(y + (u64)(first + s) * a.d + i));
         }
 #pragma unroll
         for (int s = 0; s < SLOTS; s++) {
@@ -68,17 +49,14 @@ __device__ __forceinline__ float4 combined_four(const Combine& a, const float* w
 
 KERNEL __launch_bounds__(1024) combine(const __grid_constant__ Combine a) {
     __shared__ float scratch[33], weights[32], share; // `share` is the shared expert's weight
-    __shared__ u32 rows[32];
     PDL_LAUNCH();
     PDL_WAIT();
     const u64 row = blockIdx.x;
-    if (threadIdx.x < a.n_used) {
-        const u64 pair = row * a.n_used + threadIdx.x;
-        weights[threadIdx.x] = a.weights[pair], rows[threadIdx.x] = row_of_pair(a, pair);
-    }
+    if (threadIdx.x < a.n_used) weights[threadIdx.x] = a.weights[row * a.n_used + threadIdx.x];
     if (threadIdx.x == 0) share = a.share ? sigmoid(a.share[row]) : 1.0f;
     __syncthreads();
     float* x = a.x + row * a.d;
+    const float* y = a.y + row * a.n_used * a.d;
     const float* shared_y = a.shared_y ? a.shared_y + row * a.d : nullptr;
     float* out = a.norm_out + row * a.d;
     if (a.d % 4 == 0) {
@@ -86,7 +64,7 @@ KERNEL __launch_bounds__(1024) combine(const __grid_constant__ Combine a) {
         float4 kept = {0.0f, 0.0f, 0.0f, 0.0f};
         float sum = 0.0f;
         for (u32 at = i; at < a.d; at += 4 * blockDim.x) {
-            const float4 v = combined_four(a, weights, rows, x, shared_y, share, at);
+            const float4 v = combined_four(a, weights, x, y, shared_y, share, at);
             *(float4*)(x + at) = v;
             if (at == i) kept = v;
             sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
@@ -102,7 +80,7 @@ KERNEL __launch_bounds__(1024) combine(const __grid_constant__ Combine a) {
     }
     float sum = 0.0f;
     for (u32 i = threadIdx.x; i < a.d; i += blockDim.x) {
-        const float v = combined(a, weights, x, shared_y, share, i, [&](u32 slot) { return rows[slot]; });
+        const float v = combined(a, weights, x, y, shared_y, share, i);
         x[i] = v;
         sum += v * v;
     }
@@ -110,6 +88,84 @@ KERNEL __launch_bounds__(1024) combine(const __grid_constant__ Combine a) {
     sum = block_sum(sum, scratch);
     const float r = 1.0f / sqrtf(sum / (float)a.d + a.eps);
     for (u32 i = threadIdx.x; i < a.d; i += blockDim.x) out[i] = x[i] * r * a.norm_w[i];
+}
+
+// The row of y of a pair; lists of a step without such a pair leave a place of one before.
+__device__ __forceinline__ u32 row_of_pair(const Combine& a, u64 pair) {
+    return min(a.places[pair], a.rows * a.n_used - 1);
+}
+
+// As `combine`, or without a norm, of rows in the order of the lists; d is a multiple of 8. A thread has eight numbers
+// at a time: block d / 8 in whole warps, 256 at most.
+KERNEL __launch_bounds__(256, 3) combine_listed(const __grid_constant__ Combine a) {
+    __shared__ float scratch[33], weights[32], share;
+    __shared__ u32 rows[32];
+    PDL_LAUNCH();
+    PDL_WAIT();
+    const u64 row = blockIdx.x;
+    float* const x = a.x + row * a.d;
+    const u32 i = 8 * threadIdx.x;
+    float4 before[2] = {};
+    const auto load = [&](u32 at) {
+        if (a.add && at < a.d) before[0] = *(const float4*)(x + at), before[1] = *(const float4*)(x + at + 4);
+    };
+    load(i);
+    if (threadIdx.x < a.n_used) {
+        const u64 pair = row * a.n_used + threadIdx.x;
+        weights[threadIdx.x] = a.weights[pair], rows[threadIdx.x] = row_of_pair(a, pair);
+    }
+    if (threadIdx.x == 0) share = a.share ? sigmoid(a.share[row]) : 1.0f;
+    __syncthreads();
+    float kept[8], sum = 0.0f;
+    for (u32 at = i; at < a.d; at += 8 * blockDim.x) {
+        if (at > i) load(at);
+        float v[8] = {};
+        for (u32 first = 0; first < a.n_used; first += SLOTS) {
+            uint4 slot[SLOTS];
+#pragma unroll
+            for (int s = 0; s < SLOTS; s++) {
+                const u16* y = (const u16*)a.y + at;
+                if (first + s < a.n_used) slot[s] = __ldcs((const uint4*)(y + (u64)rows[first + s] * a.d));
+            }
+#pragma unroll
+            for (int s = 0; s < SLOTS; s++) {
+                if (first + s >= a.n_used) continue;
+                const float by = weights[first + s];
+                const u32 words[4] = {slot[s].x, slot[s].y, slot[s].z, slot[s].w};
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    v[2 * j] += by * float_of_bf16(words[j] & 0xffff);
+                    v[2 * j + 1] += by * float_of_bits(words[j] & 0xffff0000u);
+                }
+            }
+        }
+        if (a.shared_y) {
+            const float* const y = a.shared_y + row * a.d + at;
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] += share * y[j];
+        }
+        v[0] += before[0].x, v[1] += before[0].y, v[2] += before[0].z, v[3] += before[0].w;
+        v[4] += before[1].x, v[5] += before[1].y, v[6] += before[1].z, v[7] += before[1].w;
+        *(float4*)(x + at) = make_float4(v[0], v[1], v[2], v[3]);
+        *(float4*)(x + at + 4) = make_float4(v[4], v[5], v[6], v[7]);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            sum += v[j] * v[j];
+            if (at == i) kept[j] = v[j];
+        }
+    }
+    if (!a.norm_w) return;
+    const float r = 1.0f / sqrtf(block_sum(sum, scratch) / (float)a.d + a.eps);
+    for (u32 at = i; at < a.d; at += 8 * blockDim.x) {
+#pragma unroll
+        for (int h = 0; h < 8; h += 4) {
+            const float4 w = *(const float4*)(a.norm_w + at + h);
+            const float4 v = at == i ? make_float4(kept[h], kept[h + 1], kept[h + 2], kept[h + 3])
+                                     : *(const float4*)(x + at + h);
+            *(float4*)(a.norm_out + row * a.d + at + h) = make_float4(v.x * r * w.x, v.y * r * w.y, v.z * r * w.z,
+                                                                      v.w * r * w.w);
+        }
+    }
 }
 
 // Without a norm: a thread a number.
@@ -124,9 +180,7 @@ KERNEL __launch_bounds__(256) combine_sum(const __grid_constant__ Combine a) {
     float* x = a.x + row * a.d;
     const float* shared_y = a.shared_y ? a.shared_y + row * a.d : nullptr;
     const float share = a.share ? sigmoid(a.share[row]) : 1.0f;
-    const u64 first = row * a.n_used;
-    const auto row_of = [&](u32 slot) { return row_of_pair(a, first + slot); };
-    const float v = combined(a, a.weights + first, x, shared_y, share, i, row_of);
+    const float v = combined(a, a.weights + row * a.n_used, x, a.y + row * a.n_used * a.d, shared_y, share, i);
     x[i] = v;
     if (!a.columns) return;
     pack_two(v * w, a.columns + row * column_bytes(a.d), a.d, i);

@@ -23,21 +23,54 @@ __device__ __forceinline__ void ids_of_thread(const ExpertLists& a, const Each& 
     }
 }
 
-// grid (n_expert), block 256
+// The sum of `mine` over lanes up to this one.
+__device__ __forceinline__ u32 sum_up_to(u32 mine) {
+#pragma unroll
+    for (u32 step = 1; step < 32; step *= 2) {
+        const u32 other = __shfl_up_sync(FULL_MASK, mine, step);
+        if (threadIdx.x % 32 >= step) mine += other;
+    }
+    return mine;
+}
+
+// Lists the tiles in addition to one an expert: `counts` holds the experts' pairs. A warp.
+__device__ __forceinline__ void list_further(const u32* counts, u32 n_expert, u32 width, u32* further) {
+    u32 pairs = 0, tiles = 0;
+    for (u32 e = 0; e < n_expert; e += 32) {
+        const u32 mine = e + threadIdx.x % 32, own = mine < n_expert ? counts[mine] : 0;
+        const u32 last = pairs + sum_up_to(own), first = last - own, span = own ? last - first / 8 * 8 : 0;
+        const u32 more = span > width ? (span - 1) / width : 0, listed = tiles + sum_up_to(more);
+        for (u32 i = 0; i < more; i++) further[1 + listed - more + i] = mine << 16 | (i + 1);
+        pairs = __shfl_sync(FULL_MASK, last, 31), tiles = __shfl_sync(FULL_MASK, listed, 31);
+    }
+    if (threadIdx.x % 32 == 0) further[0] = tiles;
+}
+
+// grid (n_expert, and one where tiles are listed), block 256; dynamic shared memory: a word an expert
+extern __shared__ uint4 shared[];
 KERNEL __launch_bounds__(256) expert_lists(const __grid_constant__ ExpertLists a) {
     __shared__ u32 belows[8], owns[8];
     PDL_LAUNCH();
     PDL_WAIT();
     const u32 expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (expert == a.n_expert) {
+        u32* const counts = (u32*)shared;
+        for (u32 e = threadIdx.x; e < a.n_expert; e += blockDim.x) counts[e] = 0;
+        __syncthreads();
+        ids_of_thread(a, [&](u32, u32 id) {
+            if (id < a.n_expert) atomicAdd(counts + id, 1u);
+        });
+        __syncthreads();
+        if (warp < 3 && a.further[warp]) {
+            list_further(counts, a.n_expert, a.width[warp], a.further[warp]);
+        }
+        return;
+    }
     u32 below = 0, own = 0;
     ids_of_thread(a, [&](u32, u32 id) { below += id < expert, own += id == expert; });
-    u32 before = own;
+    const u32 before = sum_up_to(own);
 #pragma unroll
-    for (u32 step = 1; step < 32; step *= 2) {
-        const u32 other = __shfl_up_sync(FULL_MASK, before, step);
-        if (lane >= step) before += other;
-        below += __shfl_xor_sync(FULL_MASK, below, step);
-    }
+    for (u32 step = 1; step < 32; step *= 2) below += __shfl_xor_sync(FULL_MASK, below, step);
     if (lane == 31) belows[warp] = below, owns[warp] = before;
     __syncthreads();
     u32 first = 0, total = 0, at = before - own;

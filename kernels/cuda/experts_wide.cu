@@ -45,40 +45,6 @@ __device__ __forceinline__ bool place_wide(u32 width, u32 first, u32 last, u32 s
     return begin < end;
 }
 
-// The tile's expert, its first pair rounded down to a multiple of 8, and where its own pairs begin and end. Every
-// expert has the tile of its number, which needs no search, and those of more pairs have some after these. False where
-// there is none. Called by a whole warp.
-__device__ __forceinline__ bool find_wide(const Experts& op, u32 width, u32 tile, u32& expert, u32& start, u32& begin,
-                                          u32& end) {
-    if (tile < op.n_expert) {
-        expert = tile;
-        return place_wide(width, op.first[tile], op.first[tile + 1], 0, start, begin, end);
-    }
-    const u32 lane = threadIdx.x % 32;
-    u32 before = op.n_expert;
-#pragma unroll 4
-    for (u32 e = 0; e < op.n_expert; e += 32) {
-        const u32 mine = e + lane, first = mine < op.n_expert ? op.first[mine] : 0;
-        const u32 last = mine < op.n_expert ? op.first[mine + 1] : 0, span = last > first ? last - first / 8 * 8 : 0;
-        u32 tiles = span > width ? (span - 1) / width : 0, sum = tiles;
-#pragma unroll
-        for (u32 step = 1; step < 32; step *= 2) {
-            const u32 other = __shfl_up_sync(FULL_MASK, sum, step);
-            if (lane >= step) sum += other;
-        }
-        const u32 hit = __ballot_sync(FULL_MASK, before + sum > tile);
-        if (hit) {
-            const u32 from = __ffs(hit) - 1;
-            const u32 skipped = tile - (before + __shfl_sync(FULL_MASK, sum - tiles, from)) + 1;
-            const u32 own_first = __shfl_sync(FULL_MASK, first, from), own_last = __shfl_sync(FULL_MASK, last, from);
-            expert = e + from;
-            return place_wide(width, own_first, own_last, skipped, start, begin, end);
-        }
-        before += __shfl_sync(FULL_MASK, sum, 31);
-    }
-    return false;
-}
-
 // A thread's first row of weights, in the warp with this number of all that share a matrix. Gated ones have a row of
 // gate and of up, others the row and the next one. Where activations are packed a warp has a piece of eight of a chunk.
 template <bool GATED>
@@ -102,7 +68,7 @@ __device__ __forceinline__ void put_packed(const WideExperts& a, const WidePairs
                                            bool is_real, const float (&bias)[2], const float (&sums)[N]) {
     const Experts& op = a.op;
     const PackedHidden& to = a.hidden;
-    // Neighbours in g have the two numbers of a word: one stores the first column's, the other the second's.
+    // Two threads, one apart in g, have the two numbers of a word: one stores the first column's, the other the second's.
     const u32 g = thread % 32 / 4, second = g % 2, r8 = thread % 4 * 2 + second, piece = warp % 8;
     u32* const out = (u32*)(to.packed + ((u64)(warp / 8) * to.n_groups + tile.start / 8) * 64 + 8 * r8 + (piece ^ r8));
     const auto act = [&](float gate, float up) {
@@ -116,7 +82,8 @@ __device__ __forceinline__ void put_packed(const WideExperts& a, const WidePairs
         const float v = act(sums[4 * n], sums[4 * n + 2]), v2 = act(sums[4 * n + 1], sums[4 * n + 3]);
         const float other = __shfl_xor_sync(FULL_MASK, second ? v : v2, 4);
         const u32 col = tile.start + 8 * n + r8;
-        if (col >= tile.begin && col < tile.end) out[256 * n + g / 2] = second ? bf16_pair(other, v2) : bf16_pair(v, other);
+        if (col < tile.begin || col >= tile.end) continue;
+        out[256 * n + g / 2] = second ? bf16_pair(other, v2) : bf16_pair(v, other);
     }
 }
 
@@ -168,20 +135,24 @@ __device__ __forceinline__ void experts_wide_of(const WideExperts& a) {
     PDL_LAUNCH();
     PDL_WAIT();
     const Experts& op = a.op;
+    // Every expert has the tile of its number, and those of more pairs have some after these.
     __shared__ u32 found[4];
-    u32 expert = 0, start = 0, begin = 0, end = 0;
-    if (blockIdx.y < op.n_expert) {
-        if (!find_wide(op, a.wide.width, blockIdx.y, expert, start, begin, end)) return;
-        if (threadIdx.x == 0) found[0] = expert, found[1] = start, found[2] = begin, found[3] = end;
-    } else {
-        if (threadIdx.x < 32) {
-            if (!find_wide(op, a.wide.width, blockIdx.y, expert, start, begin, end)) begin = end = 0;
-            if (threadIdx.x == 0) found[0] = expert, found[1] = start, found[2] = begin, found[3] = end;
-        }
-        __syncthreads();
-        expert = found[0], start = found[1], begin = found[2], end = found[3];
-        if (begin == end) return;
+    u32 expert = blockIdx.y, skipped = 0;
+    if (expert >= op.n_expert) {
+        const u32 further = expert - op.n_expert;
+        if (further >= a.further[0]) return;
+        const u32 tile = a.further[1 + further];
+        expert = tile >> 16, skipped = tile & 0xffff;
     }
+    if (threadIdx.x == 0) {
+        u32 start = 0, begin = 0, end = 0;
+        place_wide(a.wide.width, op.first[expert], op.first[expert + 1], skipped, start, begin, end);
+        found[0] = expert, found[1] = start, found[2] = begin, found[3] = end;
+    }
+    __syncthreads();
+    expert = found[0];
+    const u32 start = found[1], end = found[3];
+    if (found[2] >= end) return;
     const u32 first_warp = blockIdx.x * (WIDE_THREADS / 32);
     wide<Shape>(
         op.k, 0, Shape::steps(op.k), a.wide.packed, a.wide.n_groups, start / 8, end - start, (u8*)shared,
@@ -278,7 +249,7 @@ __device__ __forceinline__ void experts_queue_of(const WideExperts& a) {
         },
         [&](const WideTile& tile, u32 thread, const auto& sums) {
             const u32 start = tile.group * 8, end = min(start + tile.n_cols, op.first[tile.expert + 1]);
-            // A tile without pairs of its own has a column that is another expert's.
+            // A tile without pairs has a column that is another expert's.
             if (end <= tile.begin) return;
             const u32 warp = tile.row_block * (QUEUE_THREADS / 32) + thread / 32;
             put_out<GATED>(a, WidePairs{tile.expert, start, tile.begin, end}, warp, thread, sums);

@@ -43,8 +43,8 @@ __device__ __forceinline__ void linear_wide_of(const WideLinear& a) {
     const u32 begin = blockIdx.y * a.wide.width, n_cols = min(a.wide.width, op.rows - begin);
     const u32 steps = Shape::steps(op.k), share = blockIdx.z, n_shares = gridDim.z;
     wide<Shape>(
-        op.k, steps * share / n_shares, steps * (share + 1) / n_shares, a.wide.packed, a.wide.n_groups, begin / 8, n_cols,
-        (u8*)shared,
+        op.k, steps * share / n_shares, steps * (share + 1) / n_shares, a.wide.packed, a.wide.n_groups, begin / 8,
+        n_cols, (u8*)shared,
         [&](int i) {
             const PartRow at(op, threadIdx.x, i);
             const Matrix& w = at.part->w;

@@ -1,10 +1,11 @@
 // pack: rows of x behind a norm or a gate, rounded to bf16 in the order in which products of 9 to 64 rows read them
-// (`batch.h`), or as f32. grid (rows), block 64..1024: a thread takes 8 values at a time.
+// (`batch.h`) or those of more (`wide.h`), or as f32. grid (rows), block 64..1024: a thread takes 8 values at a time.
 #include "cuda/batch_order.h"
 #include "cuda/common.h"
 #include "cuda/args.h"
 #include "cuda/load8.h"
 #include "cuda/mma.h"
+#include "cuda/tile.h"
 
 // Values `at .. at + 8`, zero behind the row's end.
 __device__ __forceinline__ void values(const Pack& a, const float* row, u32 at, float (&v)[8]) {
@@ -37,8 +38,26 @@ __device__ __forceinline__ void gate(const Prologue& p, u32 row, bool is_there, 
     }
 }
 
+// As `pack` of `wide.h`: eight values are half a run, whose words are in four pieces.
+__device__ __forceinline__ void put_wide(const PackTo& to, u32 row, u32 at, const float (&v)[8]) {
+    if (at >= to.stride) return;
+    const u32 run = at / 16, in_pair = run % (2 * to.runs);
+    const u32 unit = to.paired ? run / (2 * to.runs) * 2 + in_pair % 2 : run / to.runs;
+    const u32 r = to.paired ? in_pair / 2 : run % to.runs, r8 = row % 8;
+    const u32 chunk = unit / 4 * to.runs + r, panels = to.split ? 2 : 1;
+    u32* const out = (u32*)to.out + ((u64)chunk * panels * to.n_groups + row / 8) * 256 + 32 * r8 + unit % 4;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const u32 place = 4 * ((at % 16 / 2 + j) ^ r8), pair = bf16_pair(v[2 * j], v[2 * j + 1]);
+        out[place] = pair;
+        if (to.split) out[(u64)to.n_groups * 256 + place] = bf16_rest(v[2 * j], v[2 * j + 1], pair);
+    }
+}
+
 __device__ __forceinline__ void put(const PackTo& to, u32 row, u32 k, u32 at, const float (&v)[8]) {
-    if (to.runs == 0) {
+    if (to.n_groups > 0) {
+        put_wide(to, row, at, v);
+    } else if (to.runs == 0) {
         float* out = (float*)to.out + (u64)row * to.stride + at;
         if (to.stride % 4 == 0 && at + 8 <= k) {
             *(float4*)out = make_float4(v[0], v[1], v[2], v[3]);

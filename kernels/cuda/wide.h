@@ -196,7 +196,8 @@ __device__ __forceinline__ void wide(u32 k, u32 first_step, u32 end_step, const 
     float acc[T::COLS / 2];
 #pragma unroll
     for (int i = 0; i < T::COLS / 2; i++) acc[i] = 0.0f;
-    u32 stage = 0, parity = 0, a[T::LATE ? 2 : 1][2][8];
+    // A piece's stage and parity come from its number, since registers are few.
+    u32 a[T::LATE ? 2 : 1][2][8];
     const auto enter = [&](u32 piece) {
         // One thread fills the stage that all warps left a piece ago.
         if (threadIdx.x == 0 && piece >= 1 && piece - 1 + T::STAGES < n_pieces) {
@@ -205,11 +206,11 @@ __device__ __forceinline__ void wide(u32 k, u32 first_step, u32 end_step, const 
             fill(left + T::STAGES);
         }
         __syncwarp();
-        barrier_wait(full + 8 * stage, parity);
+        barrier_wait(full + 8 * (piece % T::STAGES), piece / T::STAGES % 2);
     };
-    const auto leave = [&](u32 stage) {
+    const auto leave = [&](u32 piece) {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * stage);
+        if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * (piece % T::STAGES));
     };
 #pragma unroll 1
     for (u32 two = 0; two < steps; two += T::AHEAD) {
@@ -218,7 +219,8 @@ __device__ __forceinline__ void wide(u32 k, u32 first_step, u32 end_step, const 
             const int slot = flat / W::RUNS, r = flat % W::RUNS, turn = T::LATE ? flat % 2 : 0;
             const u32 step = two + slot, unit = 4 * (first_step + step) + t;
             if (T::AHEAD > 1 && step >= steps) break;
-            if (!T::LATE && r % T::EACH == 0) enter(step * PIECES + r / T::EACH);
+            const u32 piece = step * PIECES + r / T::EACH;
+            if (!T::LATE && r % T::EACH == 0) enter(piece);
             u32 rest[2][8];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -227,10 +229,10 @@ __device__ __forceinline__ void wide(u32 k, u32 first_step, u32 end_step, const 
             if (r == W::RUNS - 1 && step + T::AHEAD < steps) load(step + T::AHEAD, slot);
             if (T::LATE) {
                 wgmma_wait();
-                if (r % T::EACH == 0 && (step > 0 || r > 0)) leave(stage == 0 ? T::STAGES - 1 : stage - 1);
+                if (r % T::EACH == 0 && (step > 0 || r > 0)) leave(piece - 1);
             }
-            if (T::LATE && r % T::EACH == 0) enter(step * PIECES + r / T::EACH);
-            const u32 at = ring + stage * T::STAGE + r % T::EACH * T::CHUNK;
+            if (T::LATE && r % T::EACH == 0) enter(piece);
+            const u32 at = ring + piece % T::STAGES * T::STAGE + r % T::EACH * T::CHUNK;
             const u64 b = wgmma_matrix(at), b_rest = wgmma_matrix(at + T::CHUNK / T::PANELS);
             switch (n_wide) {
 #define WIDTH(N)                                                                          \
@@ -248,10 +250,7 @@ __device__ __forceinline__ void wide(u32 k, u32 first_step, u32 end_step, const 
 #undef WIDTH
             }
             if (!T::LATE) wgmma_wait();
-            if (r % T::EACH == T::EACH - 1) {
-                if (!T::LATE) leave(stage);
-                if (++stage == T::STAGES) stage = 0, parity ^= 1;
-            }
+            if (!T::LATE && r % T::EACH == T::EACH - 1) leave(piece);
         }
     }
     if (T::LATE) {

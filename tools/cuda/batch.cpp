@@ -99,7 +99,7 @@ static void test_experts(const char* name, ExpertsKernel first_kernel, ExpertsKe
     Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u), places(pairs);
     for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * uniform() * n_expert));
     launch({n_expert, 1, 1}, 256, SHARED, expert_lists,
-           ExpertLists{ids.data(), first.data(), listed.data(), places.data(), pairs, n_expert});
+           ExpertLists{ids.data(), first.data(), listed.data(), places.data(), {}, {}, pairs, n_expert});
     const Array<u16> in = packed(x, rows, d, {});
     Array<u16> hidden = packed_rows(all, d_ff);
     BatchExperts a = {};
@@ -158,6 +158,25 @@ static void test_experts(const char* name, ExpertsKernel first_kernel, ExpertsKe
         }
     }
     check("shared, combined", sum, want, TILE_LIMIT);
+    if (d % 8) return;
+    // The same rows as bf16 in another order, and a norm.
+    Array<u16> listed((size_t)pairs * d);
+    Array<u32> at(pairs);
+    Array<float> again = before, normed((size_t)rows * d), norm = normals(d);
+    for (u32 pair = 0; pair < pairs; pair++) {
+        at[pair] = pairs - 1 - pair;
+        for (u32 i = 0; i < d; i++) listed[(size_t)at[pair] * d + i] = (u16)bf16_pair(out[(size_t)pair * d + i], 0.0f);
+    }
+    c.x = again.data(), c.y = (const float*)listed.data(), c.places = at.data();
+    c.norm_w = norm.data(), c.norm_out = normed.data(), c.eps = 1e-5f;
+    launch({rows, 1, 1}, 32, 0, combine_listed, c);
+    check("listed, combined", again, want, TILE_LIMIT);
+    for (u32 t = 0; t < rows; t++) {
+        double squares = 0;
+        for (u32 i = 0; i < d; i++) squares += want[(size_t)t * d + i] * want[(size_t)t * d + i];
+        for (u32 i = 0; i < d; i++) want[(size_t)t * d + i] *= norm[i] / sqrt(squares / d + 1e-5);
+    }
+    check("listed, normed", normed, want, TILE_LIMIT);
 }
 
 static void test_logits(u32 rows, u32 k, u32 n) {

@@ -109,7 +109,7 @@ static void bench_experts(const char* name, ExpertsKernel kernel, u32 cols, u32 
         ids.push_back(id), seen[id] = true;
     }
     launch({n_expert, 1, 1}, 256, 0, expert_lists,
-           ExpertLists{ids.data(), first.data(), listed.data(), places.data(), pairs, n_expert});
+           ExpertLists{ids.data(), first.data(), listed.data(), places.data(), {}, {}, pairs, n_expert});
     const u32 used = std::count(seen.begin(), seen.end(), true), experts = std::min(n_expert, pairs),
               parts = is_gated ? 2 : 1;
     const u32 tiles = cols ? (pairs - experts) / cols + experts : 0, y = grid_y ? grid_y : row_blocks(n, experts);

@@ -21,6 +21,7 @@
 #undef VEC
 #undef TILE
 #include "cuda/linear_wide.cu"
+#include "cuda/pack.cu"
 #include "cuda/gated_linear_wide.cu"
 #include "cuda/experts_wide.cu"
 
@@ -112,7 +113,7 @@ static void test_experts(const char* name, ExpertsKernel kernel, u32 rows, u32 n
     Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u), places(pairs);
     for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * uniform() * n_expert));
     Array<float> out((size_t)pairs * n, NAN);
-    const ExpertLists lists = {ids.data(), first.data(), listed.data(), places.data(), pairs, n_expert};
+    const ExpertLists lists = {ids.data(), first.data(), listed.data(), places.data(), {}, {}, pairs, n_expert};
     launch({n_expert, 1, 1}, 256, SHARED, expert_lists, lists);
     for (u32 e = 0, at = 0; e < n_expert; e++) {
         failures += first[e] != at;
@@ -229,18 +230,20 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
     const Weights w((u64)n_expert * n, k), up((u64)n_expert * n, k);
     for (float& v : x) v *= w.inverse(k);
     const Array<float> bias = normals((size_t)n_expert * n), up_bias = normals((size_t)n_expert * n);
-    Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u), places(pairs);
+    Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u), places(pairs), further(pairs + n_expert);
     for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * uniform() * n_expert));
     ids[pairs / 2] = n_expert + 7;  // names no expert
     Array<float> out((size_t)pairs * n, 0.25f);
     Array<uint4> packed = packed_rows(pairs, k);
     const u32 n_groups = (pairs + 7) / 8;
-    launch({n_expert, 1, 1}, 256, SHARED, expert_lists,
-           ExpertLists{ids.data(), first.data(), listed.data(), places.data(), pairs, n_expert});
+    launch({n_expert + 1, 1, 1}, 256, SHARED, expert_lists,
+           ExpertLists{ids.data(), first.data(), listed.data(), places.data(), {further.data()}, {width}, pairs, n_expert});
     const WideExperts a = {{x.data(), ids.data(), w.matrix, is_gated ? up.matrix : Matrix{}, bias.data(),
                             is_gated ? up_bias.data() : nullptr, out.data(), first.data(), listed.data(), rows, n_used,
                             n_expert, n, k, !is_gated, ACT_SWIGLU, 1.702f, 7.0f, 0},
-                           {packed.data(), n_groups, width}};
+                           {packed.data(), n_groups, width},
+                           {},
+                           further.data()};
     const u32 experts = n_expert < pairs ? n_expert : pairs, per_block = is_gated ? 64 : 128;
     launch({n_groups, 1, 1}, 256, 0, experts_pack, a);
     if (is_queue) {
@@ -306,11 +309,26 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
     if (failures) printf("%s: %d failures so far\n", name, (int)failures);
 }
 
+// `pack` puts rows out as the wide products' own first launch does.
+static void test_wide_pack(u32 rows, u32 k) {
+    const Array<float> x = normals((size_t)rows * k);
+    Array<uint4> expected = packed_rows(rows, k), got = expected;
+    const u32 n_groups = (rows + 7) / 8, whole = Wide<WEIGHT>::chunks(k) * 64;
+    const WideLinear a = {{x.data(), rows, k, 1, 0, {}}, {expected.data(), n_groups, 16}};
+    launch({n_groups, 1, 1}, 256, 0, linear_pack, a);
+    const PackTo to = {got.data(), whole, WEIGHT::RUNS, WEIGHT::PAIRED, n_groups, Wide<WEIGHT>::SPLIT, 0};
+    launch<Pack>({rows, 1, 1}, 64, 0, pack, Pack{x.data(), {}, {to, {}}, rows, k});
+    const bool is_same = memcmp(got.data(), expected.data(), got.size() * sizeof(uint4)) == 0;
+    printf("  %-28s %s\n", "wide pack", is_same ? "same bits" : "DIFFERS");
+    failures += !is_same;
+}
+
 static void test_wide(u32 k1, u32 k3, u32 long_k) {
     test_linear_wide("wide one block", 17, k1, {21}, 16);
     test_linear_wide("wide", 65, k3, {37, 1, 4}, 32);
     test_linear_wide("wide long", 70, long_k, {129}, (u32)Wide<WEIGHT>::COLS);
     test_gated_wide("gated wide", 40, k3, 33, ACT_SILU, 48);
+    test_wide_pack(19, k3);
     test_experts_wide("experts wide", 30, 3, 7, 131, k3, false, 16);
     test_experts_wide("experts wide, even", 9, 2, 3, 16, k1, false, 48);
     test_experts_wide("experts gated wide", 40, 2, 35, 65, k1, true, 32);

@@ -170,6 +170,10 @@ template <class T>
 T __ldcg(const T* p) {
     return *p;
 }
+template <class T>
+T __ldcs(const T* p) {
+    return *p;
+}
 inline double __shfl_xor_sync(unsigned, double x, unsigned step) {
     const unsigned lane = emulate::now % 32;
     unsigned words[2];

@@ -51,7 +51,10 @@ args! {
     struct FewPair: 552 {
         a: Linear, b: Linear, blocks_a: u32, each_a: u32, each_b: u32, reserved: u32, columns: Columns,
     }
-    struct ExpertLists: 40 { ids: Ptr, first: Ptr, pairs: Ptr, places: Ptr, n_pairs: u32, n_expert: u32 }
+    struct ExpertLists: 80 {
+        ids: Ptr, first: Ptr, pairs: Ptr, places: Ptr, further: [Ptr; 3], width: [u32; 3], n_pairs: u32, n_expert: u32,
+        reserved: u32,
+    }
     struct Chunk: 32 {
         first: u32, len: u32, pos: u32, first_page: u32, first_window_page: u32, first_window_block: u32, state: u32,
         single: u32,
@@ -158,8 +161,10 @@ args! {
         logits: Ptr, asks: Ptr, listed: Ptr, parts: Ptr, candidates: Ptr, out: Ptr, listed_out: Ptr, n_vocab: u32,
         rows: u32,
     }
-    struct PackTo: 24 { out: Ptr, stride: u32, runs: u32, paired: u32, reserved: u32 }
-    struct Pack: 104 { x: Ptr, prologue: Prologue, to: [PackTo; 2], rows: u32, k: u32 }
+    struct PackTo: 32 {
+        out: Ptr, stride: u32, runs: u32, paired: u32, n_groups: u32, split: u32, reserved: u32,
+    }
+    struct Pack: 120 { x: Ptr, prologue: Prologue, to: [PackTo; 2], rows: u32, k: u32 }
     struct Batched: 16 { x: Ptr, stride: u32, n_split: u32 }
     struct BatchLinear: 272 { op: Linear, columns: Batched }
     struct BatchGatedLinear: 144 { op: GatedLinear, columns: Batched }
@@ -171,5 +176,7 @@ args! {
     struct WideLinear: 288 { op: Linear, wide: Packed, sums: Ptr, n_shares: u32, reserved: u32 }
     struct WideGatedLinear: 144 { op: GatedLinear, wide: Packed }
     struct PackedHidden: 24 { packed: Ptr, n_groups: u32, runs: u32, paired: u32, n: u32 }
-    struct WideExperts: 296 { op: Experts, wide: Packed, hidden: PackedHidden, listed: u32, reserved: u32 }
+    struct WideExperts: 304 {
+        op: Experts, wide: Packed, hidden: PackedHidden, further: Ptr, listed: u32, reserved: u32,
+    }
 }

@@ -254,6 +254,7 @@ pub fn lay<'a>(
         hidden: scratch("packed activations", hidden_bytes / 4)?,
         shared: scratch("scratch of products", shared_bytes / 4)?,
     };
+    let packed_bytes = if is_wide { wide::most_packed(plan, limits) } else { 0 };
     let n_wide_sums = if is_wide { wide::most_sums(plan, limits, context.sms) / 4 } else { 0 };
     let scratch = Scratch {
         batch,
@@ -263,7 +264,13 @@ pub fn lay<'a>(
         first: scratch("expert lists", needs.n_expert + 1)?,
         pairs: scratch("expert lists", needs.pairs)?,
         places: scratch("expert lists", needs.pairs)?,
-        packed: scratch("packed activations", if is_wide { wide::most_packed(plan, limits) / 4 } else { 0 })?,
+        further: [
+            scratch("expert lists", wide::most_further(needs.pairs, needs.n_expert))?,
+            scratch("expert lists", wide::most_further(needs.pairs, needs.n_expert))?,
+            scratch("expert lists", wide::most_further(needs.pairs, needs.n_expert))?,
+        ],
+        packed: scratch("packed activations", packed_bytes / 4)?,
+        packed_bytes,
         sums: scratch("sums of products", n_wide_sums)?,
         n_sums: n_wide_sums,
     };

@@ -87,9 +87,10 @@ pub fn experts(
     tile_launch(entry, [tiles as u32, row_blocks(n, experts, sms), 1])
 }
 
-/// `expert_lists`.
-pub fn expert_lists(_n_pairs: usize, n_expert: usize) -> Launch {
-    Launch { entry: "expert_lists", grid: [n_expert as u32, 1, 1], block: BLOCK as u32, shared: 0 }
+/// `expert_lists`, of tiles too.
+pub fn expert_lists(n_expert: usize, with_tiles: bool) -> Launch {
+    let blocks = n_expert + usize::from(with_tiles);
+    Launch { entry: "expert_lists", grid: [blocks as u32, 1, 1], block: BLOCK as u32, shared: 4 * n_expert as u32 }
 }
 
 /// `embed`: rows of a table `[n_vocab, d]`.

@@ -177,6 +177,9 @@ fn complaints(key: &Key, log: &str) -> Vec<String> {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
             kernel = rest.split('\'').next().unwrap_or_default();
         }
+        if line.contains("are serialized") {
+            found.push(format!("{} {:?}: {}", key.file, key.defines, line.trim()));
+        }
         let Some((stack, rest)) = line.trim().split_once(" bytes stack frame, ") else { continue };
         let allowed = STACK.iter().find(|(name, _)| *name == kernel).map_or(0, |(_, bytes)| *bytes);
         let stack: usize = stack.rsplit(' ').next().unwrap_or_default().parse().unwrap();

@@ -74,6 +74,11 @@ pub fn most_packed(plan: &Plan, limits: Limits) -> usize {
     if limits.max_tokens < FROM { 0 } else { plan.ops.iter().map(of_op).max().unwrap_or(0) }
 }
 
+/// Numbers of a list of the tiles that experts have in addition to one each.
+pub fn most_further(pairs: usize, n_expert: usize) -> usize {
+    1 + (pairs + 7 * n_expert) / NARROW
+}
+
 /// The launches of a product, the width of its tiles, and the order of its activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wide {
@@ -179,15 +184,15 @@ pub fn dense(w: WeightType, entries: [&'static str; 2], shape: Shape, room: usiz
     Wide { product, sum: Some(sum).filter(|_| shares > 1), ..of }
 }
 
-/// Stages of `wide_queue.h`, whose tiles are wider.
-const QUEUE_STAGES: usize = 9;
+/// Chunks in shared memory of `wide_queue.h`, whose tiles are wider.
+const QUEUE_RING: usize = 8;
 
 /// Maximum number of columns of a tile there.
 fn queue_cols(w: WeightType) -> usize {
     match w {
         WeightType::F32 => 48,
         _ if unit(w) == 64 => 128,
-        _ => 160,
+        _ => 144,
     }
 }
 
@@ -211,7 +216,7 @@ pub fn experts(w: WeightType, is_gated: bool, pairs: usize, n_expert: usize, n: 
     let width = cols(w);
     if pairs > n_expert * width * 3 / 4 {
         let wide = wide(w, [pack, queue], pairs, queue_cols(w), [sms, 1]);
-        let shared = QUEUE_STAGES * queue_cols(w) * 128 * panels(w) + 1024 + 256 + 4 * (n_expert + 1);
+        let shared = QUEUE_RING * queue_cols(w) * 128 * panels(w) + 1024 + 512 + 4 * (n_expert + 1);
         return Wide { product: Launch { block: 384, shared: shared as u32, ..wide.product }, ..wide };
     }
     // A tile for each expert, and as many more as there can be, where each expert's begins up to 7 pairs early; those
@@ -257,9 +262,9 @@ mod tests {
         // Its tiles have no more than 64 columns.
         let wide = experts(WeightType::Q6_K, 4096);
         assert_eq!((wide.product.entry, of(wide)), ("experts_wide", ([16, 206, 1], 64, 50432)));
-        assert_eq!(of(experts(WeightType::Q6_K, 16384)), ([132, 1, 1], 128, 149252));
+        assert_eq!(of(experts(WeightType::Q6_K, 16384)), ([132, 1, 1], 128, 133124));
         let queue = experts(WeightType::Q4_K, 16384).product;
-        assert_eq!((queue.entry, queue.block, queue.shared), ("experts_queue", 384, 186116));
+        assert_eq!((queue.entry, queue.block, queue.shared), ("experts_queue", 384, 149508));
         let pack = dense(WeightType::Q6_K, names, shape(65, 256, 1), 1 << 22, 132).pack;
         assert_eq!((pack.entry, pack.grid), ("linear_pack", [9, 4, 1]));
         // Chunks of 64 numbers in whole steps: 704 numbers of Q5_0 are 12, of 32 in a unit.

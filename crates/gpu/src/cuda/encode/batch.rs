@@ -15,7 +15,7 @@ use super::super::nodes::{
     UpNode, View,
 };
 use super::super::wide;
-use super::{Encoder, Scratch, gated_args, linear_args};
+use super::{Encoder, gated_args, linear_args};
 
 /// Scratch of these steps.
 #[derive(Clone, Copy, Debug, Default)]
@@ -127,14 +127,52 @@ impl Encoder<'_> {
             }
             let out = first + (n * x_bytes / 2) as Ptr;
             let stride = order.stride(k) as u32;
-            to[n] =
-                args::PackTo { out, stride, runs: order.runs as u32, paired: u32::from(order.is_paired), reserved: 0 };
+            to[n] = args::PackTo {
+                out,
+                stride,
+                runs: order.runs as u32,
+                paired: u32::from(order.is_paired),
+                ..Default::default()
+            };
             columns[i] = args::Batched { x: out, stride, n_split: 1 };
             n += 1;
         }
         let args = args::Pack { x, prologue, to, rows: rows as u32, k: k as u32 };
         self.run(Modules::PACK, batch::pack(rows, k), &args)?;
         Ok(columns)
+    }
+
+    /// Packs rows after their prologue for the wide products of up to two types, a place for each; for one type leaves
+    /// them in f32 too. None where scratch has no room.
+    fn pack_wide(
+        &mut self,
+        x: Ptr,
+        prologue: args::Prologue,
+        rows: usize,
+        k: usize,
+        types: &[WeightType],
+    ) -> Result<Option<[Ptr; 2]>, DriverError> {
+        let (mut at, end) = (self.scratch.packed, self.scratch.packed + self.scratch.packed_bytes as Ptr);
+        let (mut places, mut to) = ([0; 2], [args::PackTo::default(); 2]);
+        for (i, &w) in types.iter().enumerate() {
+            let order = Order::of_units(w);
+            let (stride, runs, paired) = (order.stride(k) as u32, order.runs as u32, u32::from(order.is_paired));
+            let (n_groups, split) = (rows.div_ceil(8) as u32, u32::from(w == WeightType::F32));
+            (places[i], to[i]) = (at, args::PackTo { out: at, stride, runs, paired, n_groups, split, reserved: 0 });
+            at += wide::packed_bytes(w, rows, k) as Ptr;
+        }
+        if at > end {
+            return Ok(None);
+        }
+        self.normed = None;
+        if types.len() == 1 {
+            let out = self.scratch.batch.x;
+            to[1] = args::PackTo { out, stride: k as u32, ..Default::default() };
+            self.normed = (prologue.kind == few::NORMED).then_some((x, prologue.w));
+        }
+        let args = args::Pack { x, prologue, to, rows: rows as u32, k: k as u32 };
+        self.run(Modules::PACK, batch::pack(rows, k), &args)?;
+        Ok(Some(places))
     }
 
     /// Rows behind their prologue, in f32, for products without these kernels.
@@ -178,12 +216,23 @@ impl Encoder<'_> {
         let k = groups[0][0].w.k;
         let sms = self.sms;
         let is_wide = rows >= wide::FROM && groups.iter().all(|parts| parts[0].w.wide.is_some());
+        if is_wide && prologue.kind != 0 {
+            let types: Vec<WeightType> = groups.iter().map(|parts| parts[0].w.dtype).collect();
+            if let Some(packed) = self.pack_wide(x.ptr, prologue, rows, k, &types)? {
+                for (parts, packed) in groups.into_iter().zip(packed) {
+                    let (args, n) = linear_args(x, rows, parts);
+                    let args = args::Linear { add: u32::from(add), ..args };
+                    self.linear_wide(parts[0].w, args, n.iter().sum(), packed)?;
+                }
+                return Ok(());
+            }
+        }
         if is_wide || rows > *batch::ROWS.end() || groups.iter().any(|parts| parts[0].w.batch.is_none()) {
             let x = View { ptr: self.after_prologue(x.ptr, prologue, rows, k)?, ..*x };
             for parts in groups {
                 let (w, (args, n)) = (parts[0].w, linear_args(&x, rows, parts));
                 let args = args::Linear { add: u32::from(add), ..args };
-                if self.linear_wide(w, args, n.iter().sum())? {
+                if self.linear_wide(w, args, n.iter().sum(), 0)? {
                     continue;
                 }
                 self.run(w.module, matmul::linear(w.dtype, rows, k, &n[..parts.len()], sms), &args)?;
@@ -235,20 +284,14 @@ impl Encoder<'_> {
         self.route(&node.route)
     }
 
-    pub(super) fn expert_lists(&mut self, ids: Ptr, n_pairs: usize, n_expert: usize) -> Result<(), DriverError> {
-        let Scratch { first, pairs, places, .. } = self.scratch;
-        let args = args::ExpertLists { ids, first, pairs, places, n_pairs: n_pairs as u32, n_expert: n_expert as u32 };
-        self.run(Modules::EXPERT_LISTS, matmul::expert_lists(n_pairs, n_expert), &args)
-    }
-
     /// Gate, up and activation of the chosen experts, and of a shared one.
     pub fn experts_up_batch(&mut self, node: &UpNode, rows: usize) -> Result<(), DriverError> {
-        let ExpertsNode { x, ids, gate, down, n_expert, n_used, .. } = node.experts;
+        let ExpertsNode { x, gate, down, n_expert, n_used, .. } = node.experts;
         let Some([module, _]) = has_experts(&node.experts) else { return Ok(()) };
         if self.has_wide_experts(&node.experts, rows) {
             return self.experts_up_wide(node, rows);
         }
-        self.expert_lists(ids.ptr, rows * n_used, n_expert)?;
+        self.expert_lists(&node.experts, rows)?;
         let [columns, _] = self.pack(x.ptr, node.prologue, rows, gate.k, &[Order::of(gate.dtype)])?;
         let op = args::Experts { first: self.scratch.first, pairs: self.scratch.pairs, ..up_args(node, rows) };
         let order = Order::of(down.dtype);
@@ -280,7 +323,7 @@ impl Encoder<'_> {
             let args = gated_args(x, rows, [gate, up], of.act, out, args::Prologue::default());
             self.gated_linear(gate, args, usize::MAX)?;
         }
-        self.expert_lists(of.ids.ptr, rows * of.n_used, of.n_expert)?;
+        self.expert_lists(of, rows)?;
         self.experts_up_of(of, x, rows, true)
     }
 

@@ -6,7 +6,7 @@ use super::super::args;
 use super::super::driver::{DriverError, Ptr};
 use super::super::launch::Launch;
 use super::super::matmul;
-use super::super::nodes::{ExpertsNode, HotNode, Mat, RouteNode};
+use super::super::nodes::{ExpertsNode, HotNode, Mat, Modules, RouteNode};
 use super::super::wide::{self, Wide};
 use super::{Encoder, Scratch};
 
@@ -52,7 +52,7 @@ impl Encoder<'_> {
         }
         let with_lists = rows >= matmul::lists_from();
         if with_lists {
-            self.expert_lists(node.ids.ptr, rows * node.n_used, node.n_expert)?;
+            self.expert_lists(node, rows)?;
         }
         self.experts_up_of(node, node.x.ptr, rows, with_lists)?;
         self.experts_down_of(node, rows, with_lists)
@@ -71,12 +71,13 @@ impl Encoder<'_> {
         if gate.dtype == up.dtype {
             let op = args::Experts { up: up.data, up_bias, ..of_gate };
             let hidden = self.packed_hidden(node, rows).unwrap_or_default();
-            return self.project(gate, &args::WideExperts { op, hidden, ..Default::default() });
+            let further = self.scratch.further[0];
+            return self.project(gate, &args::WideExperts { op, hidden, further, ..Default::default() });
         }
         let apart = self.scratch.apart;
         let of_up = self.projection(node, rows, with_lists, [x, up_bias, apart], up);
-        for (w, op) in [(gate, of_gate), (up, of_up)] {
-            self.project(w, &args::WideExperts { op, ..Default::default() })?;
+        for (w, op, further) in [(gate, of_gate, self.scratch.further[0]), (up, of_up, self.scratch.further[1])] {
+            self.project(w, &args::WideExperts { op, further, ..Default::default() })?;
         }
         self.gated_act(&hidden, apart, act, &hidden)
     }
@@ -110,7 +111,8 @@ impl Encoder<'_> {
         self.listed = is_listed.then_some(out.ptr);
         let packed = self.packed_hidden(node, rows).map_or(0, |hidden| hidden.packed);
         let wide = args::Packed { packed, ..Default::default() };
-        self.project(down, &args::WideExperts { op, wide, listed: u32::from(is_listed), ..Default::default() })
+        let (further, listed) = (self.scratch.further[2], u32::from(is_listed));
+        self.project(down, &args::WideExperts { op, wide, further, listed, ..Default::default() })
     }
 
     fn projection(
@@ -153,15 +155,29 @@ impl Encoder<'_> {
         };
         let n = w.n.max(hidden.n as usize);
         let wide = wide::experts(w.dtype, is_gated, rows * n_used, n_expert, n, self.sms);
-        if *packed == 0 {
-            return self.wide(module, wide, |wide| args::WideExperts { wide, ..*args });
-        }
-        let Wide { product, n_groups, width, .. } = wide;
-        self.run(
-            module,
-            product,
-            &args::WideExperts { wide: args::Packed { packed: *packed, n_groups, width }, ..*args },
-        )
+        self.wide(module, wide, *packed, |wide| args::WideExperts { wide, ..*args })
+    }
+
+    /// Lists the pairs of each expert, and the tiles of products that have wide kernels.
+    pub(super) fn expert_lists(&mut self, node: &ExpertsNode, rows: usize) -> Result<(), DriverError> {
+        let ExpertsNode { ids, gate, up, down, n_expert, n_used, .. } = *node;
+        let (Scratch { first, pairs, places, further, .. }, n_pairs) = (self.scratch, rows * n_used);
+        let width = [gate, up, down].map(|w| {
+            let is_wide = rows >= wide::FROM && w.wide.is_some();
+            if is_wide { wide::experts(w.dtype, false, n_pairs, n_expert, w.n, self.sms).width } else { 0 }
+        });
+        let args = args::ExpertLists {
+            ids: ids.ptr,
+            first,
+            pairs,
+            places,
+            further: [0, 1, 2].map(|i| if width[i] > 0 { further[i] } else { 0 }),
+            width,
+            n_pairs: n_pairs as u32,
+            n_expert: n_expert as u32,
+            ..Default::default()
+        };
+        self.run(Modules::EXPERT_LISTS, matmul::expert_lists(n_expert, width != [0; 3]), &args)
     }
 
     /// The experts of a layer that have slots on the device.

@@ -96,8 +96,11 @@ pub struct Scratch {
     pub first: Ptr,
     pub pairs: Ptr,
     pub places: Ptr,
+    /// Tiles of the experts' products in addition to one an expert: of gate, up and down.
+    pub further: [Ptr; 3],
     /// Activations of a product of many rows, and sums of shares of k.
     pub packed: Ptr,
+    pub packed_bytes: usize,
     pub sums: Ptr,
     /// How many sums there is room for.
     pub n_sums: usize,
@@ -134,7 +137,7 @@ pub struct Encoder<'a> {
     pub n_launches: usize,
     /// Rows of x after a norm by its weights, which the node before has left in scratch.
     pub normed: Option<(Ptr, Ptr)>,
-    /// The experts' output that lies in the order of their lists, as bf16.
+    /// The experts' output that is in the order of their lists, as bf16.
     pub listed: Option<Ptr>,
     /// Buffers hold what the plan says, as f32: the host reads them between nodes.
     pub is_plain: bool,
@@ -456,34 +459,44 @@ impl Encoder<'_> {
         let args = args::Combine { places: if is_listed { self.scratch.places } else { 0 }, ..args };
         let d = args.d as usize;
         let launch = match args.norm_w {
+            _ if is_listed => {
+                let block = (d / 8).next_multiple_of(32).min(256) as u32;
+                Launch { entry: "combine_listed", grid: [rows as u32, 1, 1], block, shared: 0 }
+            }
             0 => Launch { entry: "combine_sum", grid: [rows as u32, d.div_ceil(256) as u32, 1], block: 256, shared: 0 },
             _ => Launch::many_rows("combine", rows, d, 4),
         };
         self.run(Modules::COMBINE, launch, &args)
     }
 
-    /// The launches of a product of many rows.
+    /// The launches of a product of many rows, whose activations may lie `packed` already.
     fn wide<A>(
         &mut self,
         module: ModuleId,
         wide: Wide,
+        packed: Ptr,
         args: impl FnOnce(args::Packed) -> A,
     ) -> Result<(), DriverError> {
         let Wide { pack, product, sum, n_groups, width, .. } = wide;
-        let args = args(args::Packed { packed: self.scratch.packed, n_groups, width });
-        self.run(module, pack, &args)?;
+        let is_packed = packed != 0;
+        let packed = if is_packed { packed } else { self.scratch.packed };
+        let args = args(args::Packed { packed, n_groups, width });
+        if !is_packed {
+            self.run(module, pack, &args)?;
+        }
         self.run(module, product, &args)?;
         sum.map_or(Ok(()), |sum| self.run(module, sum, &args))
     }
 
-    /// `linear` of many rows, where its weights have these kernels; false where they do not.
-    fn linear_wide(&mut self, w: Mat, op: args::Linear, n: usize) -> Result<bool, DriverError> {
+    /// `linear` of many rows, where its weights have these kernels; false where they do not. Activations may lie
+    /// `packed` already.
+    fn linear_wide(&mut self, w: Mat, op: args::Linear, n: usize, packed: Ptr) -> Result<bool, DriverError> {
         let rows = op.rows as usize;
         let Some(module) = w.wide.filter(|_| rows >= wide::FROM) else { return Ok(false) };
         let shape = wide::Shape { rows, k: w.k, n };
         let wide = wide::dense(w.dtype, ["linear_pack", "linear_wide"], shape, self.scratch.n_sums, self.sms);
         let (sums, n_shares) = (self.scratch.sums, wide.product.grid[2]);
-        self.wide(module, wide, |wide| args::WideLinear { op, wide, sums, n_shares, reserved: 0 })?;
+        self.wide(module, wide, packed, |wide| args::WideLinear { op, wide, sums, n_shares, reserved: 0 })?;
         Ok(true)
     }
 
@@ -501,7 +514,7 @@ impl Encoder<'_> {
             let entries = ["gated_linear_pack", "gated_linear_wide"];
             let shape = wide::Shape { rows, k: gate.k, n: 2 * gate.n };
             let wide = wide::dense(gate.dtype, entries, shape, 0, sms);
-            return self.wide(module, wide, |wide| args::WideGatedLinear { op: args, wide });
+            return self.wide(module, wide, 0, |wide| args::WideGatedLinear { op: args, wide });
         }
         let launch = |rows| matmul::gated_linear(gate.dtype, rows, gate.k, gate.n, sms);
         self.run_some(rows, gate.module, launch, &args)
@@ -515,7 +528,7 @@ impl Encoder<'_> {
         }
         let (args, n) = linear_args(x, rows, parts);
         let sms = self.sms;
-        if self.linear_wide(w, args, n.iter().sum())? {
+        if self.linear_wide(w, args, n.iter().sum(), 0)? {
             return Ok(());
         }
         self.run_some(rows, w.module, |rows| matmul::linear(w.dtype, rows, w.k, &n[..parts.len()], sms), &args)
