@@ -9,7 +9,7 @@
 // Slots that a thread asks for at a time.
 #define SLOTS 8
 
-// The number of a row behind its slots.
+// The number of a row after its slots.
 __device__ __forceinline__ float combined(const Combine& a, const float* weights, const float* x, const float* y,
                                         const float* shared_y, const float& share, u32 i) {
     float v = 0.0f;
