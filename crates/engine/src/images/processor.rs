@@ -261,22 +261,11 @@ impl Processor {
         let factor = side * merge;
         let (h, w, f) = (height as f64, width as f64, factor as f64);
         match self.sizing {
-            // smart_resize of transformers' Qwen2VLImageProcessor.
             Sizing::Area { min, max } => {
                 if height.max(width) > MAX_ASPECT * height.min(width) {
                     return Err(format!("one side is more than {MAX_ASPECT} times as long as the other"));
                 }
-                let nearest = |v: f64| ((v / f).round_ties_even() as usize) * factor;
-                let mut size = [nearest(h), nearest(w)];
-                let area = size[0] * size[1];
-                if area > max {
-                    let beta = (h * w / max as f64).sqrt();
-                    size = [h, w].map(|v| ((v / beta / f).floor() as usize * factor).max(factor));
-                } else if area < min {
-                    let beta = (min as f64 / (h * w)).sqrt();
-                    size = [h, w].map(|v| (v * beta / f).ceil() as usize * factor);
-                }
-                Ok(size)
+                Ok(fit_area([h, w], factor, [min, max]))
             }
             // get_aspect_ratio_preserving_size of transformers' Gemma4ImageProcessor.
             Sizing::Features { max } => {
@@ -294,6 +283,46 @@ impl Processor {
                     true => Err(format!("at {tw} by {th} pixels it has more than {max} features")),
                     false => Ok([th, tw]),
                 }
+            }
+        }
+    }
+}
+
+/// Height and width in multiples of `factor`, of an area within bounds where these leave that: smart_resize of
+/// transformers' Qwen2VLImageProcessor. That exceeds a small bound with thin images, whose short side it does not let
+/// go below `factor`; here their long side is cut.
+fn fit_area([h, w]: [f64; 2], factor: usize, [min, max]: [usize; 2]) -> [usize; 2] {
+    let f = factor as f64;
+    let size = [h, w].map(|v| (v / f).round_ties_even() as usize * factor);
+    let area = size[0] * size[1];
+    if area > max {
+        let beta = (h * w / max as f64).sqrt();
+        let size = [h, w].map(|v| ((v / beta / f).floor() as usize * factor).max(factor));
+        let longest = (max / size[0].min(size[1]) / factor).max(1) * factor;
+        size.map(|side| side.min(longest))
+    } else if area < min {
+        let beta = (min as f64 / (h * w)).sqrt();
+        [h, w].map(|v| (v * beta / f).ceil() as usize * factor)
+    } else {
+        size
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fit_area;
+
+    /// Bounds hold for thin images too, and sizes of others are those of the original code.
+    #[test]
+    fn areas_stay_within_bounds() {
+        let max = 64 * 32 * 32;
+        assert_eq!(fit_area([480.0, 640.0], 32, [1024, 1 << 24]), [480, 640]);
+        assert_eq!(fit_area([1080.0, 1920.0], 32, [1024, max]), [192, 320]);
+        assert_eq!(fit_area([10.0, 10.0], 32, [64 * 32 * 32, 1 << 24]), [256, 256]);
+        for [h, w] in [[20.0, 4000.0], [4000.0, 20.0], [32.0, 6400.0], [3000.0, 3000.0], [31.0, 33.0]] {
+            for tokens in [1, 2, 7, 64, 199] {
+                let [height, width] = fit_area([h, w], 32, [0, tokens * 32 * 32]);
+                assert!(height * width <= tokens * 32 * 32 && height > 0 && width > 0, "{h} by {w}, {tokens}");
             }
         }
     }

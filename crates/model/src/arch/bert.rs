@@ -91,7 +91,7 @@ fn build_from(checkpoint: &Checkpoint, skipped: fn(&Keys) -> Result<usize, Error
     let x = embed(&mut b, &dims, n_vocab, [n_skipped, n_ctx])?;
     let d_head = d / dims.n_head;
     let cache = b.cache(CacheDecl { n_kv: dims.n_head, d_k: d_head, d_v: d_head, v_in_k: false, window: None });
-    let mut x = norm(&mut b, "token_embd_norm", dims.eps, x)?;
+    let mut x = b.layer_norm(x, "token_embd_norm", dims.eps, "normed")?;
     for layer in 0..n_layer {
         b.layer(Some(layer as u32));
         x = block(&mut b, &dims, layer, cache, x)?;
@@ -150,53 +150,34 @@ fn embed(b: &mut Builder, dims: &Dims, n_vocab: usize, positions: [usize; 2]) ->
 fn block(b: &mut Builder, dims: &Dims, layer: usize, cache: Cache, x: Buf) -> Result<Buf, Error> {
     let Dims { d, d_ff, n_head, eps, act } = *dims;
     let name = |name: &str| format!("blk.{layer}.{name}");
-    let q = linear(b, &name("attn_q"), x, [d, d], "q")?;
-    let k = linear(b, &name("attn_k"), x, [d, d], "k")?;
-    let v = linear(b, &name("attn_v"), x, [d, d], "v")?;
+    let q = b.biased_linear(x, &name("attn_q"), [d, d], "q")?;
+    let k = b.biased_linear(x, &name("attn_k"), [d, d], "k")?;
+    let v = b.biased_linear(x, &name("attn_v"), [d, d], "v")?;
     b.push(Op::KvAppend { cache, k, v: Some(v) });
     let out = b.buf("a", Rows::Tokens, d);
     let scale = 1.0 / ((d / n_head) as f32).sqrt();
     let (window, chunked, softcap, chosen, sinks) = (None, false, None, None, None);
     b.push(Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen, sinks, out });
-    let y = linear(b, &name("attn_output"), out, [d, d], "o")?;
+    let y = b.biased_linear(out, &name("attn_output"), [d, d], "o")?;
     b.push(Op::Add { x, y });
-    let x = norm(b, &name("attn_output_norm"), eps, x)?;
-    let hidden = linear(b, &name("ffn_up"), x, [d_ff, d], "hidden")?;
+    let x = b.layer_norm(x, &name("attn_output_norm"), eps, "normed")?;
+    let hidden = b.biased_linear(x, &name("ffn_up"), [d_ff, d], "hidden")?;
     b.push(Op::Gelu { x: hidden, form: act });
-    let y = linear(b, &name("ffn_down"), hidden, [d, d_ff], "y")?;
+    let y = b.biased_linear(hidden, &name("ffn_down"), [d, d_ff], "y")?;
     b.push(Op::Add { x, y });
-    norm(b, &name("layer_output_norm"), eps, x)
+    b.layer_norm(x, &name("layer_output_norm"), eps, "normed")
 }
 
 /// `classifier(tanh(pooler(h)))`; files of llama.cpp may lack the pooler.
 fn classify(b: &mut Builder, d: usize, mut h: Buf) -> Result<Buf, Error> {
     if b.has("cls.weight") {
-        h = linear(b, "cls", h, [d, d], "pooled")?;
+        h = b.biased_linear(h, "cls", [d, d], "pooled")?;
         b.push(Op::Softcap { x: h, cap: 1.0 });
     }
     match b.n_rows("cls.output.weight") {
         Some(n) if n != 1 => {
             Err(b.error("cls.output.weight", format!("has {n} labels, expected the one of a model that ranks")))
         }
-        _ => linear(b, "cls.output", h, [1, d], "score"),
+        _ => b.biased_linear(h, "cls.output", [1, d], "score"),
     }
-}
-
-/// `out = (x - mean(x)) · rsqrt(var(x) + eps) ⊙ w + bias`.
-fn norm(b: &mut Builder, name: &str, eps: f32, x: Buf) -> Result<Buf, Error> {
-    let (rows, width) = b.shape(x);
-    let w = b.vector(&format!("{name}.weight"), width)?;
-    let bias = b.vector(&format!("{name}.bias"), width)?;
-    let out = b.buf("centered", rows, width);
-    b.push(Op::Center { x, out });
-    let out = b.rms_norm(out, w, eps, "normed");
-    b.push(Op::AddBias { x: out, w: bias });
-    Ok(out)
-}
-
-/// `out = x·wᵀ + bias`.
-fn linear(b: &mut Builder, name: &str, x: Buf, shape: [usize; 2], out: &str) -> Result<Buf, Error> {
-    let w = b.weight(&format!("{name}.weight"), &shape)?;
-    let bias = b.vector(&format!("{name}.bias"), shape[0])?;
-    Ok(b.linear(x, w, Some(bias), out))
 }

@@ -97,11 +97,7 @@ impl Indexer {
         let q = parts::linear(b, layer, "indexer.attn_q_b", low, [n_head * d_head, d_q], "index_q")?;
         let k = parts::linear(b, layer, "indexer.attn_k", h, [d_head, d_model], "index_k_raw")?;
         let weights = parts::linear(b, layer, "indexer.proj", h, [n_head, d_model], "index_weights")?;
-        let centered = b.buf("index_k_centered", Rows::Tokens, d_head);
-        b.push(Op::Center { x: k, out: centered });
-        let (w, bias) = (b.vector(&name("k_norm.weight"), d_head)?, b.vector(&name("k_norm.bias"), d_head)?);
-        let k = b.rms_norm(centered, w, EPS, "index_k");
-        b.push(Op::AddBias { x: k, w: bias });
+        let k = b.layer_norm(k, &name("k_norm"), EPS, "index_k")?;
         b.push(Op::Rope { x: q, rope, n_head, d_head });
         b.push(Op::Rope { x: k, rope, n_head: 1, d_head });
         let cache = b.cache(CacheDecl { n_kv: 1, d_k: d_head, d_v: d_head, v_in_k: true, window: None });

@@ -278,6 +278,33 @@ impl<'a> Builder<'a> {
         out
     }
 
+    /// Appends the layer norm `out = (x - mean(x)) · rsqrt(var(x) + eps) ⊙ w + bias` with the tensors `NAME.weight` and
+    /// `NAME.bias` and returns the buffer `out`, which has the shape of `x`.
+    ///
+    /// # Errors
+    /// When a tensor is missing or has another length.
+    pub fn layer_norm(&mut self, x: Buf, name: &str, eps: f32, out: &str) -> Result<Buf, Error> {
+        let BufDecl { rows, width, .. } = *self.plan.buf(x);
+        let w = self.vector(&format!("{name}.weight"), width)?;
+        let bias = self.vector(&format!("{name}.bias"), width)?;
+        let centered = self.buf("centered", rows, width);
+        self.push(Op::Center { x, out: centered });
+        let out = self.rms_norm(centered, w, eps, out);
+        self.push(Op::AddBias { x: out, w: bias });
+        Ok(out)
+    }
+
+    /// Appends `out = x·wᵀ + bias` with the tensors `NAME.weight`, of this shape, and `NAME.bias` and returns the buffer
+    /// `out`.
+    ///
+    /// # Errors
+    /// When a tensor is missing or has another shape.
+    pub fn biased_linear(&mut self, x: Buf, name: &str, shape: [usize; 2], out: &str) -> Result<Buf, Error> {
+        let w = self.weight(&format!("{name}.weight"), &shape)?;
+        let bias = self.vector(&format!("{name}.bias"), shape[0])?;
+        Ok(self.linear(x, w, Some(bias), out))
+    }
+
     /// Ends the plan of an image encoder.
     ///
     /// # Errors

@@ -112,7 +112,7 @@ pub(super) fn build(source: &Checkpoint, keys: &Keys, text: &Checkpoint, plan: &
             // Folders number these by their order, GGUF files by their layer.
             let i = if keys.is_folder { i } else { layer };
             let h = merged(&mut b, dims, x);
-            let h = norm(&mut b, &format!("v.deepstack.{i}.norm"), h)?;
+            let h = b.layer_norm(h, &format!("v.deepstack.{i}.norm"), EPS, "normed")?;
             features.push((
                 layer,
                 project(&mut b, dims, [&format!("v.deepstack.{i}.fc1"), &format!("v.deepstack.{i}.fc2")], h)?,
@@ -120,7 +120,7 @@ pub(super) fn build(source: &Checkpoint, keys: &Keys, text: &Checkpoint, plan: &
         }
     }
     b.layer(None);
-    let h = norm(&mut b, "v.post_ln", x)?;
+    let h = b.layer_norm(x, "v.post_ln", EPS, "normed")?;
     let h = merged(&mut b, dims, h);
     let last = project(&mut b, dims, ["mm.0", "mm.2"], h)?;
     let parts: Vec<(usize, Buf)> =
@@ -216,8 +216,8 @@ fn block(b: &mut Builder, dims: Dims, layer: usize, (rope, cache): (Rope, Cache)
     let Dims { d, d_ff, n_head, act, .. } = dims;
     let d_head = d / n_head;
     let name = |name: &str| format!("v.blk.{layer}.{name}");
-    let h = norm(b, &name("ln1"), x)?;
-    let qkv = linear(b, &name("attn_qkv"), h, [3 * d, d], "qkv")?;
+    let h = b.layer_norm(x, &name("ln1"), EPS, "normed")?;
+    let qkv = b.biased_linear(h, &name("attn_qkv"), [3 * d, d], "qkv")?;
     let [q, k, v] = ["q", "k", "v"].map(|name| b.buf(name, Rows::Tokens, d));
     b.push(Op::SplitHeads { x: qkv, n_head: 1, parts: vec![(d, q), (d, k), (d, v)] });
     for x in [q, k] {
@@ -228,12 +228,12 @@ fn block(b: &mut Builder, dims: Dims, layer: usize, (rope, cache): (Rope, Cache)
     let scale = 1.0 / (d_head as f32).sqrt();
     let (window, chunked, softcap, chosen, sinks) = (None, false, None, None, None);
     b.push(Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen, sinks, out });
-    let y = linear(b, &name("attn_out"), out, [d, d], "o")?;
+    let y = b.biased_linear(out, &name("attn_out"), [d, d], "o")?;
     b.push(Op::Add { x, y });
-    let h = norm(b, &name("ln2"), x)?;
-    let hidden = linear(b, &name("ffn_up"), h, [d_ff, d], "hidden")?;
+    let h = b.layer_norm(x, &name("ln2"), EPS, "normed")?;
+    let hidden = b.biased_linear(h, &name("ffn_up"), [d_ff, d], "hidden")?;
     b.push(Op::Gelu { x: hidden, form: act });
-    let y = linear(b, &name("ffn_down"), hidden, [d, d_ff], "y")?;
+    let y = b.biased_linear(hidden, &name("ffn_down"), [d, d_ff], "y")?;
     b.push(Op::Add { x, y });
     Ok(())
 }
@@ -248,26 +248,7 @@ fn merged(b: &mut Builder, dims: Dims, x: Buf) -> Buf {
 /// `fc2(gelu(fc1(h)))`, to the width of the text model.
 fn project(b: &mut Builder, dims: Dims, [fc1, fc2]: [&str; 2], h: Buf) -> Result<Buf, Error> {
     let d = dims.n_merged * dims.d;
-    let hidden = linear(b, fc1, h, [d, d], "projected")?;
+    let hidden = b.biased_linear(h, fc1, [d, d], "projected")?;
     b.push(Op::Gelu { x: hidden, form: Gelu::Erf });
-    linear(b, fc2, hidden, [dims.d_out, d], "feature")
-}
-
-/// `out = (x - mean(x)) · rsqrt(var(x) + eps) ⊙ w + bias`.
-fn norm(b: &mut Builder, name: &str, x: Buf) -> Result<Buf, Error> {
-    let (rows, width) = b.shape(x);
-    let w = b.vector(&format!("{name}.weight"), width)?;
-    let bias = b.vector(&format!("{name}.bias"), width)?;
-    let out = b.buf("centered", rows, width);
-    b.push(Op::Center { x, out });
-    let out = b.rms_norm(out, w, EPS, "normed");
-    b.push(Op::AddBias { x: out, w: bias });
-    Ok(out)
-}
-
-/// `out = x·wᵀ + bias`.
-fn linear(b: &mut Builder, name: &str, x: Buf, shape: [usize; 2], out: &str) -> Result<Buf, Error> {
-    let w = b.weight(&format!("{name}.weight"), &shape)?;
-    let bias = b.vector(&format!("{name}.bias"), shape[0])?;
-    Ok(b.linear(x, w, Some(bias), out))
+    b.biased_linear(hidden, fc2, [dims.d_out, d], "feature")
 }
