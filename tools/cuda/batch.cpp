@@ -160,14 +160,14 @@ static void test_experts(const char* name, ExpertsKernel first_kernel, ExpertsKe
     check("shared, combined", sum, want, TILE_LIMIT);
     if (d % 8) return;
     // The same rows as bf16 in another order, and a norm.
-    Array<u16> listed((size_t)pairs * d);
+    Array<u16> rounded((size_t)pairs * d);
     Array<u32> at(pairs);
     Array<float> again = before, normed((size_t)rows * d), norm = normals(d);
     for (u32 pair = 0; pair < pairs; pair++) {
         at[pair] = pairs - 1 - pair;
-        for (u32 i = 0; i < d; i++) listed[(size_t)at[pair] * d + i] = (u16)bf16_pair(out[(size_t)pair * d + i], 0.0f);
+        for (u32 i = 0; i < d; i++) rounded[(size_t)at[pair] * d + i] = (u16)bf16_pair(out[(size_t)pair * d + i], 0.0f);
     }
-    c.x = again.data(), c.y = (const float*)listed.data(), c.places = at.data();
+    c.x = again.data(), c.y = (const float*)rounded.data(), c.places = at.data();
     c.norm_w = norm.data(), c.norm_out = normed.data(), c.eps = 1e-5f;
     launch({rows, 1, 1}, 32, 0, combine_listed, c);
     check("listed, combined", again, want, TILE_LIMIT);
