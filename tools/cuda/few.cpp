@@ -12,6 +12,8 @@
 #undef N_WARPS
 #undef ROWS
 #undef LANES
+#define K_BLOCKS 0
+#define V_BLOCKS 0
 #include "cuda/attend_long.cu"
 #undef THREADS
 #undef HALF

@@ -166,6 +166,13 @@ inline unsigned atomicMin(unsigned* at, unsigned n) {
     *at = n < old ? n : old;
     return old;
 }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+    const unsigned long long both = (unsigned long long)b << 32 | a;
+    unsigned out = 0;
+    for (int i = 0; i < 4; i++) out |= (unsigned)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+    return out;
+}
 template <class T>
 T __ldcg(const T* p) {
     return *p;
