@@ -163,8 +163,8 @@ struct ExpertLists {
     u32* first;     // [n_expert + 1]
     u32* pairs;     // [n_pairs]
     u32* places;    // [n_pairs]: the index of a pair in `pairs`
-    // Or null: for tiles of `width` pairs, which begin at multiples of 8, how many there are in addition to one an expert, and
-    // of each its expert << 16 | its number among the expert's.
+    // Or null: for tiles of `width` pairs, which begin at multiples of 8, how many there are in addition to one an
+    // expert, and of each its expert << 16 | its number among the expert's.
     u32* further[3];
     u32 width[3];
     u32 n_pairs, n_expert, reserved;

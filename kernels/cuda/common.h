@@ -94,6 +94,16 @@ __device__ __forceinline__ float block_sum(float x, float* scratch) {
     return total;
 }
 
+// The sum of `mine` over lanes up to this one.
+__device__ __forceinline__ u32 sum_up_to(u32 mine) {
+#pragma unroll
+    for (u32 step = 1; step < 32; step *= 2) {
+        const u32 other = __shfl_up_sync(FULL_MASK, mine, step);
+        if (threadIdx.x % 32 >= step) mine += other;
+    }
+    return mine;
+}
+
 // exp in full precision is finite where it should be: sigmoid(-inf) is 0, sigmoid(inf) is 1, NaN stays.
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 

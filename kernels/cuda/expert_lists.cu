@@ -23,16 +23,6 @@ __device__ __forceinline__ void ids_of_thread(const ExpertLists& a, const Each& 
     }
 }
 
-// The sum of `mine` over lanes up to this one.
-__device__ __forceinline__ u32 sum_up_to(u32 mine) {
-#pragma unroll
-    for (u32 step = 1; step < 32; step *= 2) {
-        const u32 other = __shfl_up_sync(FULL_MASK, mine, step);
-        if (threadIdx.x % 32 >= step) mine += other;
-    }
-    return mine;
-}
-
 // Lists the tiles in addition to one an expert: `counts` holds the experts' pairs. A warp.
 __device__ __forceinline__ void list_further(const u32* counts, u32 n_expert, u32 width, u32* further) {
     u32 pairs = 0, tiles = 0;

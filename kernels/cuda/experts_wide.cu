@@ -68,7 +68,8 @@ __device__ __forceinline__ void put_packed(const WideExperts& a, const WidePairs
                                            bool is_real, const float (&bias)[2], const float (&sums)[N]) {
     const Experts& op = a.op;
     const PackedHidden& to = a.hidden;
-    // Two threads, one apart in g, have the two numbers of a word: one stores the first column's, the other the second's.
+    // Two threads, one apart in g, have the two numbers of a word: one stores the first column's, the other the
+    // second's.
     const u32 g = thread % 32 / 4, second = g % 2, r8 = thread % 4 * 2 + second, piece = warp % 8;
     u32* const out = (u32*)(to.packed + ((u64)(warp / 8) * to.n_groups + tile.start / 8) * 64 + 8 * r8 + (piece ^ r8));
     const auto act = [&](float gate, float up) {
@@ -212,12 +213,7 @@ __device__ __forceinline__ void experts_queue_of(const WideExperts& a) {
         for (u32 e = 0; e < n_expert; e += 32) {
             const u32 mine = e + threadIdx.x;
             const u32 tiles = mine < n_expert ? tiles_of(op.first[mine], op.first[mine + 1]) : 0;
-            u32 to = tiles;
-#pragma unroll
-            for (u32 step = 1; step < 32; step *= 2) {
-                const u32 other = __shfl_up_sync(FULL_MASK, to, step);
-                if (threadIdx.x >= step) to += other;
-            }
+            const u32 to = sum_up_to(tiles);
             if (mine < n_expert) before[mine] = sum + to - tiles;
             sum += __shfl_sync(FULL_MASK, to, 31);
         }

@@ -41,16 +41,15 @@ __device__ __forceinline__ void gate(const Prologue& p, u32 row, bool is_there, 
 // As `pack` of `wide.h`: eight values are half a run, whose words are in four pieces.
 __device__ __forceinline__ void put_wide(const PackTo& to, u32 row, u32 at, const float (&v)[8]) {
     if (at >= to.stride) return;
-    const u32 run = at / 16, in_pair = run % (2 * to.runs);
-    const u32 unit = to.paired ? run / (2 * to.runs) * 2 + in_pair % 2 : run / to.runs;
-    const u32 r = to.paired ? in_pair / 2 : run % to.runs, r8 = row % 8;
-    const u32 chunk = unit / 4 * to.runs + r, panels = to.split ? 2 : 1;
-    u32* const out = (u32*)to.out + ((u64)chunk * panels * to.n_groups + row / 8) * 256 + 32 * r8 + unit % 4;
+    // Both orders have the same chunks, and unit t of a chunk's four.
+    const u32 place = packed_at(at, to.runs, to.paired), chunk = place / 64, t = place % 32 / 8;
+    const u32 r8 = row % 8, panels = to.split ? 2 : 1;
+    u32* const out = (u32*)to.out + ((u64)chunk * panels * to.n_groups + row / 8) * 256 + 32 * r8 + t;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        const u32 place = 4 * ((at % 16 / 2 + j) ^ r8), pair = bf16_pair(v[2 * j], v[2 * j + 1]);
-        out[place] = pair;
-        if (to.split) out[(u64)to.n_groups * 256 + place] = bf16_rest(v[2 * j], v[2 * j + 1], pair);
+        const u32 word = 4 * ((at % 16 / 2 + j) ^ r8), pair = bf16_pair(v[2 * j], v[2 * j + 1]);
+        out[word] = pair;
+        if (to.split) out[(u64)to.n_groups * 256 + word] = bf16_rest(v[2 * j], v[2 * j + 1], pair);
     }
 }
 

@@ -99,7 +99,7 @@ static void bench_linear(const char* name, LinearKernel kernel, u32 cols, u32 ro
 static void bench_experts(const char* name, ExpertsKernel kernel, u32 cols, u32 rows, u32 n, u32 k, bool is_gated,
                           bool per_pair, u32 grid_y = 0) {
     const u32 n_used = 8, n_expert = 128, pairs = rows * n_used;
-    Array<u32> ids, first(n_expert + 1), listed(pairs);
+    Array<u32> ids, first(n_expert + 1), listed(pairs), places(pairs);
     std::vector<bool> seen(n_expert);
     for (u32 i = 0; i < pairs; i++) {
         u32 id = (u32)(uniform() * n_expert);

@@ -237,7 +237,8 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
     Array<uint4> packed = packed_rows(pairs, k);
     const u32 n_groups = (pairs + 7) / 8;
     launch({n_expert + 1, 1, 1}, 256, SHARED, expert_lists,
-           ExpertLists{ids.data(), first.data(), listed.data(), places.data(), {further.data()}, {width}, pairs, n_expert});
+           ExpertLists{ids.data(), first.data(), listed.data(), places.data(), {further.data()}, {width}, pairs,
+                       n_expert});
     const WideExperts a = {{x.data(), ids.data(), w.matrix, is_gated ? up.matrix : Matrix{}, bias.data(),
                             is_gated ? up_bias.data() : nullptr, out.data(), first.data(), listed.data(), rows, n_used,
                             n_expert, n, k, !is_gated, ACT_SWIGLU, 1.702f, 7.0f, 0},
@@ -246,13 +247,16 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
                            further.data()};
     const u32 experts = n_expert < pairs ? n_expert : pairs, per_block = is_gated ? 64 : 128;
     launch({n_groups, 1, 1}, 256, 0, experts_pack, a);
-    if (is_queue) {
-        launch({3, 1, 1}, QUEUE_THREADS, WideQueue<WEIGHT>::SHARED + 4 * (n_expert + 1),
-               is_gated ? experts_gated_queue : experts_queue, a);
-    } else {
-        launch({(n + per_block - 1) / per_block, (pairs + 7 * experts) / width + experts, 1}, 256, WIDE_SHARED,
-               is_gated ? experts_gated_wide : experts_wide, a);
-    }
+    const auto run = [&](const WideExperts& b, u32 n_rows) {
+        if (is_queue) {
+            launch({3, 1, 1}, QUEUE_THREADS, WideQueue<WEIGHT>::SHARED + 4 * (n_expert + 1),
+                   is_gated ? experts_gated_queue : experts_queue, b);
+        } else {
+            launch({(n_rows + per_block - 1) / per_block, (pairs + 7 * experts) / width + experts, 1}, 256, WIDE_SHARED,
+                   is_gated ? experts_gated_wide : experts_wide, b);
+        }
+    };
+    run(a, n);
     std::vector<double> want;
     for (u32 pair = 0; pair < pairs; pair++) {
         const float* row = &x[(size_t)(is_gated ? pair / n_used : pair) * k];
@@ -269,20 +273,11 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
     check(name, out, want, (is_gated ? 3 : 1) * TILE_LIMIT);
 
     // In the other forms the same bits come, rounded to bf16.
-    const auto again = [&](const WideExperts& b, u32 n_rows) {
-        if (is_queue) {
-            launch({3, 1, 1}, QUEUE_THREADS, WideQueue<WEIGHT>::SHARED + 4 * (n_expert + 1),
-                   is_gated ? experts_gated_queue : experts_queue, b);
-        } else {
-            launch({(n_rows + per_block - 1) / per_block, (pairs + 7 * experts) / width + experts, 1}, 256, WIDE_SHARED,
-                   is_gated ? experts_gated_wide : experts_wide, b);
-        }
-    };
     if (!is_gated && n % 2 == 0) {
         WideExperts b = a;
         Array<u32> rounded((size_t)pairs * n / 2, 0x3e803e80u);
         b.op.out = (float*)rounded.data(), b.listed = 1;
-        again(b, n);
+        run(b, n);
         for (u32 pair = 0; pair < pairs; pair++) {
             if (ids[pair] >= n_expert) continue;
             for (u32 i = 0; i < n; i += 2) {
@@ -300,7 +295,7 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
             Array<uint4> hidden = packed_rows(pairs, n), expected = hidden;
             const u32 whole = (n + 64 * orders[i][0] - 1) / (64 * orders[i][0]) * 64 * orders[i][0];
             b.hidden = {hidden.data(), n_groups, orders[i][0], orders[i][1], whole};
-            again(b, whole);
+            run(b, whole);
             c.op.x = out.data(), c.op.k = n, c.op.x_per_pair = 1, c.wide.packed = expected.data();
             launch({n_groups, 1, 1}, 256, 0, i ? experts_narrow_pack : experts_pack, c);
             failures += memcmp(hidden.data(), expected.data(), hidden.size() * sizeof(uint4)) != 0;

@@ -256,6 +256,8 @@ pub fn lay<'a>(
     };
     let packed_bytes = if is_wide { wide::most_packed(plan, limits) } else { 0 };
     let n_wide_sums = if is_wide { wide::most_sums(plan, limits, context.sms) / 4 } else { 0 };
+    let n_further = wide::most_further(needs.pairs, needs.n_expert);
+    let further = scratch("expert lists", 3 * n_further)?;
     let scratch = Scratch {
         batch,
         zeroed,
@@ -264,11 +266,7 @@ pub fn lay<'a>(
         first: scratch("expert lists", needs.n_expert + 1)?,
         pairs: scratch("expert lists", needs.pairs)?,
         places: scratch("expert lists", needs.pairs)?,
-        further: [
-            scratch("expert lists", wide::most_further(needs.pairs, needs.n_expert))?,
-            scratch("expert lists", wide::most_further(needs.pairs, needs.n_expert))?,
-            scratch("expert lists", wide::most_further(needs.pairs, needs.n_expert))?,
-        ],
+        further: [0, 1, 2].map(|i| further + (4 * i * n_further) as driver::Ptr),
         packed: scratch("packed activations", packed_bytes / 4)?,
         packed_bytes,
         sums: scratch("sums of products", n_wide_sums)?,

@@ -45,14 +45,13 @@ fn shared(w: WeightType, each: usize, cols: usize, ring: usize) -> u32 {
 
 /// Bytes of the packed activations of `rows` rows of `k`, and what the last tile reads behind them.
 pub fn packed_bytes(w: WeightType, rows: usize, k: usize) -> usize {
-    let chunks = k.div_ceil(4 * unit(w)) * (unit(w) / 16);
-    let bytes = (chunks * panels(w)).saturating_mul(rows.div_ceil(8)).saturating_add(16);
-    bytes.saturating_mul(1024)
+    bytes_in_order(Order::of_units(w), panels(w), rows, k)
 }
 
-/// As [`packed_bytes`], of `rows` rows of `k` numbers in one panel of this order.
-pub fn bytes_in_order(order: Order, rows: usize, k: usize) -> usize {
-    (order.stride(k) / 64).saturating_mul(rows.div_ceil(8)).saturating_add(16).saturating_mul(1024)
+/// As [`packed_bytes`], in any order.
+pub fn bytes_in_order(order: Order, panels: usize, rows: usize, k: usize) -> usize {
+    let bytes = (order.stride(k) / 64 * panels).saturating_mul(rows.div_ceil(8)).saturating_add(16);
+    bytes.saturating_mul(1024)
 }
 
 /// The most that an op of a plan packs.

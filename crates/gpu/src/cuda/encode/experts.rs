@@ -91,7 +91,7 @@ impl Encoder<'_> {
         }
         let pairs = rows * n_used;
         let Wide { order, n_groups, .. } = wide::experts(down.dtype, false, pairs, n_expert, down.n, self.sms);
-        let fits = wide::bytes_in_order(order, pairs, down.k) <= 4 * pairs * hidden.width;
+        let fits = wide::bytes_in_order(order, 1, pairs, down.k) <= 4 * pairs * hidden.width;
         let (runs, paired, n) = (order.runs as u32, u32::from(order.is_paired), order.stride(down.k) as u32);
         fits.then_some(args::PackedHidden { packed: hidden.ptr, n_groups, runs, paired, n })
     }
