@@ -110,6 +110,23 @@ struct ExpertsDown {
     u32 rows, n_used, n_expert, n, k, add, shared_k, reserved;
 };
 
+// Most parts of a plan.
+#define MAX_PARTS 8
+
+// A sum over the parts of a plan.
+struct AllReduce {
+    float* x;               // [rows, d]
+    void* parts[MAX_PARTS]; // the room of each part
+    u64 n;                  // rows * d
+    u32 part, n_parts;      // which part this is
+    u32 rooms[2];           // numbers of a turn, of few rows and of many
+    float* residual;        // [rows, d], or null: x is added to it
+    const float* norm_w;    // [d], or null
+    float* norm_out;        // [rows, d]
+    u32 d;
+    float eps;
+};
+
 // Pairs whose experts may have slots on the device, and the rows of the others in host memory.
 struct Hot {
     const u32* ids;    // [n_pairs]
@@ -368,6 +385,7 @@ struct Route {
     u32 k;                     // with sums: numbers of the normed row
     float norm_eps;
     LogitSums sums;
+    u32 first, n_local;        // 0, or the experts of this part of a plan
 };
 
 // Rows of x behind a norm, packed (`columns.h`).

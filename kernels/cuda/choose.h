@@ -16,6 +16,14 @@
 #define LOGIT_UNIT 4294967296.0f
 #define LOGIT_MOST 8388608.0f
 
+// The name of experts of other parts.
+#define ELSEWHERE 0xffffffffu
+
+// What a chosen expert is called in this part of a plan: nothing names the experts of others.
+__device__ __forceinline__ u32 local_expert(const Route& a, u32 expert) {
+    return a.n_local == 0 ? expert : expert - a.first < a.n_local ? expert - a.first : ELSEWHERE;
+}
+
 // By one warp: lane s gets the s-th expert and its logit, best first; `is_bad`: there is no answer. Logits in sums are
 // not multiplied by their unit and the norm's factor.
 __device__ __forceinline__ Best choose(const Route& a, u32 row, bool& is_bad) {
@@ -79,8 +87,8 @@ __device__ __forceinline__ void choose_weighed(const Route& a, u32 row, bool rep
     if (a.expert_scale && has_slot) weight *= a.expert_scale[best.index];
     is_bad = __any_sync(FULL_MASK, is_bad || !(fabsf(top) < INF) || (has_slot && !(fabsf(weight) < INF)));
     if (has_slot) {
-        ids[lane] = is_bad ? lane : best.index;
-        weights[lane] = is_bad ? QNAN : weight;
+        ids[lane] = local_expert(a, is_bad ? lane : best.index);
+        weights[lane] = ids[lane] == ELSEWHERE ? 0.0f : is_bad ? QNAN : weight;
     }
     if (is_bad && reports && lane == 0) {
         const u32 token = a.of_outputs ? a.step.rows[row] : row;

@@ -9,6 +9,9 @@
 // Slots that a thread asks for at a time.
 #define SLOTS 8
 
+// Whether a slot's row is read: where no expert of this part was chosen, none was written.
+__device__ __forceinline__ bool counts(float weight) { return weight != 0.0f; }
+
 // The number of a row after its slots.
 __device__ __forceinline__ float combined(const Combine& a, const float* weights, const float* x, const float* y,
                                         const float* shared_y, const float& share, u32 i) {
@@ -16,7 +19,9 @@ __device__ __forceinline__ float combined(const Combine& a, const float* weights
     for (u32 first = 0; first < a.n_used; first += SLOTS) {
         float slot[SLOTS];
 #pragma unroll
-        for (int s = 0; s < SLOTS; s++) slot[s] = first + s < a.n_used ? y[(u64)(first + s) * a.d + i] : 0.0f;
+        for (int s = 0; s < SLOTS; s++) {
+            slot[s] = first + s < a.n_used && counts(weights[first + s]) ? y[(u64)(first + s) * a.d + i] : 0.0f;
+        }
 #pragma unroll
         for (int s = 0; s < SLOTS; s++) {
             if (first + s < a.n_used) v += weights[first + s] * slot[s];
@@ -35,11 +40,13 @@ __device__ __forceinline__ float4 combined_four(const Combine& a, const float* w
         float4 slot[SLOTS];
 #pragma unroll
         for (int s = 0; s < SLOTS; s++) {
-            if (first + s < a.n_used) slot[s] = __ldcs((const float4*)(y + (u64)(first + s) * a.d + i));
+            if (first + s < a.n_used && counts(weights[first + s])) {
+                slot[s] = __ldcs((const float4*)(y + (u64)(first + s) * a.d + i));
+            }
         }
 #pragma unroll
         for (int s = 0; s < SLOTS; s++) {
-            if (first + s < a.n_used) add(weights[first + s], slot[s]);
+            if (first + s < a.n_used && counts(weights[first + s])) add(weights[first + s], slot[s]);
         }
     }
     if (shared_y) add(share, *(const float4*)(shared_y + i));
@@ -125,11 +132,13 @@ KERNEL __launch_bounds__(256, 3) combine_listed(const __grid_constant__ Combine 
 #pragma unroll
             for (int s = 0; s < SLOTS; s++) {
                 const u16* y = (const u16*)a.y + at;
-                if (first + s < a.n_used) slot[s] = __ldcs((const uint4*)(y + (u64)rows[first + s] * a.d));
+                if (first + s < a.n_used && counts(weights[first + s])) {
+                    slot[s] = __ldcs((const uint4*)(y + (u64)rows[first + s] * a.d));
+                }
             }
 #pragma unroll
             for (int s = 0; s < SLOTS; s++) {
-                if (first + s >= a.n_used) continue;
+                if (first + s >= a.n_used || !counts(weights[first + s])) continue;
                 const float by = weights[first + s];
                 const u32 words[4] = {slot[s].x, slot[s].y, slot[s].z, slot[s].w};
 #pragma unroll

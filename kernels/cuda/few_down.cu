@@ -36,15 +36,19 @@ __device__ __forceinline__ void down(const FewDown& f) {
             ids[lane] = a.ids[token * a.n_used + lane];
             worth[lane] = a.weights[token * a.n_used + lane];
         }
+        __syncwarp();
         if (lane == 0) {
             barrier_init(s.barriers, 1);
             fence_async();
-            barrier_expect(s.barriers, count * (a.n_used * row_bytes + shared_bytes));
+            u32 n_copied = 0;
+            for (u32 slot = 0; slot < a.n_used; slot++) n_copied += ids[slot] != ELSEWHERE;
+            barrier_expect(s.barriers, count * (n_copied * row_bytes + shared_bytes));
         }
         __syncwarp();
         for (u32 slot = lane; slot < n_slots; slot += 32) {
             // An id that names no expert never becomes an address; its weight is zero or NaN.
             const u32 id = slot == a.n_used ? 0 : ids[slot], expert = id < a.n_expert ? id : 0;
+            if (id == ELSEWHERE) continue;
             const Matrix& w = slot == a.n_used ? a.shared_w : a.w;
             const u32 bytes = slot == a.n_used ? shared_bytes : row_bytes;
             bulk_copy(s.at + slot * tile_bytes, w.q + ((u64)expert * a.n + first) * bytes, count * bytes, s.barriers);
@@ -75,6 +79,7 @@ __device__ __forceinline__ void down(const FewDown& f) {
         for (u32 j = lane; j < n_units; j += 32) {
             const u32 slot = HAS_SHARED ? min(j / units, a.n_used) : j / units, unit = j - slot * units;
             const bool is_own = HAS_SHARED && slot == a.n_used;
+            if (!is_own && ids[slot] == ELSEWHERE) continue;
             const u8* from = s.weights + slot * tile_bytes + i * (is_own ? shared_bytes : row_bytes);
             typename W::Raw raw;
             W::load({from, from, from, is_own ? a.shared_k : a.k}, unit, raw);

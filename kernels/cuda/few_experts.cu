@@ -54,10 +54,11 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts(const __grid_constant__ FewExperts
     if (chooses && threadIdx.x < 32) {
         bool is_bad;
         const Best best = choose(f.route, token, is_bad);
-        if (threadIdx.x < a.n_used) chosen[threadIdx.x] = best.index;
+        const u32 own = local_expert(f.route, best.index);
+        if (threadIdx.x < a.n_used) chosen[threadIdx.x] = own;
         // It asks for the weights of all warps, which need not wait for those that stage. An id that names no expert
         // never becomes an address.
-        const u32 of = __shfl_sync(FULL_MASK, best.index, pair % a.n_used);
+        const u32 of = __shfl_sync(FULL_MASK, own, pair % a.n_used);
         if (of < a.n_expert) {
             const u32 warps = blockDim.x / 32, most = (count + warps - 1) / warps;
             const u32 from = min(threadIdx.x * most, count);

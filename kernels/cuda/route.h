@@ -8,7 +8,7 @@
 #pragma once
 
 #include "cuda/args.h"
-#include "cuda/best.h"
+#include "cuda/choose.h"
 #include "cuda/common.h"
 
 enum Score : u32 { SCORE_SOFTMAX = 0, SCORE_SIGMOID = 1, SCORE_RAW = 2 };
@@ -27,6 +27,14 @@ struct RouteScratch {
     float choice[N_EXPERT], worth[N_EXPERT];
     u32 open[MAX_USED], ids[MAX_USED];
 };
+
+// Of the lane's slot.
+__device__ __forceinline__ void store_choice(const Route& a, u64 row, u32 expert, float weight) {
+    const u64 slot = row * a.n_used + threadIdx.x % 32;
+    const u32 own = local_expert(a, expert);
+    a.ids[slot] = own;
+    a.weights[slot] = own == ELSEWHERE ? 0.0f : weight;
+}
 
 // A whole warp takes row `row`, whose logits other blocks may just have written.
 __device__ __forceinline__ void route_row(const Route& a, u64 row, const float* logits, RouteScratch& s) {
@@ -50,8 +58,7 @@ __device__ __forceinline__ void route_row(const Route& a, u64 row, const float* 
             if (a.expert_scale) weight *= a.expert_scale[id];
             if (!__any_sync(FULL_MASK, has_slot && !(fabsf(weight) < INF))) {
                 if (has_slot) {
-                    a.ids[(u64)row * a.n_used + lane] = id;
-                    a.weights[(u64)row * a.n_used + lane] = weight;
+                    store_choice(a, row, id, weight);
                 }
                 return;
             }
@@ -144,8 +151,7 @@ __device__ __forceinline__ void route_row(const Route& a, u64 row, const float* 
         is_bad = __any_sync(FULL_MASK, is_bad);
     }
     if (lane < a.n_used) {
-        a.ids[(u64)row * a.n_used + lane] = is_bad ? lane : s.ids[lane];
-        a.weights[(u64)row * a.n_used + lane] = is_bad ? QNAN : weight;
+        store_choice(a, row, is_bad ? lane : s.ids[lane], is_bad ? QNAN : weight);
     }
     if (is_bad && lane == 0) {
         const u32 token = a.of_outputs ? a.step.rows[row] : row;

@@ -12,6 +12,7 @@ pub mod drafts;
 pub mod experts;
 pub mod footprint;
 pub mod inputs;
+pub mod parts;
 pub mod pick;
 pub mod reference;
 pub mod residency;

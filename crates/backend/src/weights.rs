@@ -1,6 +1,9 @@
 //! Finds the rows of a plan's weights in a checkpoint of any kind. Knows no op and no kernel.
 
+use std::sync::Arc;
+
 use checkpoint::{Checkpoint, Extents, TensorInfo};
+use model::plan::partition::Cut;
 use model::plan::{Read, Source, WeightDecl};
 use quant::{Planes, PlanesBuf};
 
@@ -42,6 +45,18 @@ pub fn extents(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<Extents
         }
         Source::Slabs(slabs) => Err(error(format!("is a stack of {n_stack} made of {} slabs", slabs.len()))),
     }
+}
+
+/// The checkpoint with these columns of its tensors as tensors of their own; the same one where there are none.
+///
+/// # Errors
+/// A tensor is not there, its columns are not whole blocks, or its file cannot be opened again.
+pub fn with_cuts(checkpoint: &Arc<Checkpoint>, cuts: &[Cut]) -> Result<Arc<Checkpoint>, CompileError> {
+    if cuts.is_empty() {
+        return Ok(Arc::clone(checkpoint));
+    }
+    let columns = cuts.iter().map(|cut| (cut.tensor.as_str(), cut.columns.clone(), cut.name()));
+    Ok(Arc::new(checkpoint.with_columns(columns)?))
 }
 
 /// The rows of each matrix of a weight as [`extents`] has them, where they lie in memory.

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use crate::Error;
@@ -39,7 +39,7 @@ enum Data {
     },
     Memory(Bytes),
     /// What is held of it: nothing, or all its bytes.
-    Computed(Box<dyn Computed>, OnceLock<Bytes>),
+    Computed(Arc<dyn Computed>, OnceLock<Bytes>),
 }
 
 /// Which file was opened, and in what state: equal as long as nobody has written to it.
@@ -106,7 +106,7 @@ impl File {
 
     /// Returns a file whose bytes are computed when they are read; `path` stands for it in messages.
     pub(crate) fn computed(path: PathBuf, data: impl Computed + 'static) -> Self {
-        Self { path, data: Data::Computed(Box::new(data), OnceLock::new()) }
+        Self { path, data: Data::Computed(Arc::new(data), OnceLock::new()) }
     }
 
     /// Returns a second handle of the same file, not mapped.
@@ -118,9 +118,7 @@ impl File {
                 Data::Disk { file, identity: *identity, map: None }
             }
             Data::Memory(bytes) => Data::Memory(bytes.clone()),
-            Data::Computed(..) => {
-                return Err(Error::file(&self.path.to_string_lossy(), "is computed from other files"));
-            }
+            Data::Computed(data, _) => Data::Computed(Arc::clone(data), OnceLock::new()),
         };
         Ok(Self { path: self.path.clone(), data })
     }

@@ -325,6 +325,46 @@ impl Checkpoint {
         Ok(Self { name, kind, files, meta, tensors, unreadable, by_name, folder })
     }
 
+    /// Returns the same model with some columns of its tensors as tensors of their own: for each the tensor, the columns
+    /// and the new name. Their bytes are computed when they are read; side files are left out.
+    ///
+    /// # Errors
+    /// There is no such tensor, the columns are not whole blocks of its type, or a file cannot be opened again.
+    pub fn with_columns<'a>(&self, cuts: impl Iterator<Item = (&'a str, Range<usize>, String)>) -> Result<Self, Error> {
+        let mut matrices = Vec::new();
+        let mut shapes = Vec::new();
+        for (tensor, columns, name) in cuts {
+            let bad = |what: String| Error::tensor(&self.path().to_string_lossy(), tensor, what);
+            let info = self.find(tensor)?.ok_or_else(|| bad("is not there".into()))?;
+            let (of, outer) = info.shape.split_last().ok_or_else(|| bad("has no axes".into()))?;
+            let block = info.dtype.block_len();
+            let whole = |column: usize| column.is_multiple_of(block);
+            if columns.is_empty() || columns.end > *of || !whole(columns.start) || !whole(columns.len()) {
+                return Err(bad(format!("has {of} columns in blocks of {block}, not {columns:?}")));
+            }
+            shapes.push([outer, &[columns.len()]].concat());
+            matrices.push(repacked::Matrix {
+                name,
+                shape: [outer.iter().product(), columns.len()],
+                form: repacked::Form::Columns(repacked::Columns {
+                    planes: info.extents(),
+                    dtype: info.dtype,
+                    of: *of,
+                    first: columns.start,
+                }),
+                parts: vec![tensor.into()],
+            });
+        }
+        let mut files = self.files.iter().map(File::again).collect::<Result<Vec<_>, _>>()?;
+        let (computed, more) = repacked::Repacked::new(matrices, &files, files.len(), false)?;
+        files.push(File::computed(self.path().to_path_buf(), computed));
+        let more = more.into_iter().zip(shapes).map(|(info, shape)| TensorInfo { shape, ..info });
+        let tensors = self.tensors.iter().cloned().chain(more).collect();
+        let open = Open { map: self.files.iter().any(|file| file.pages().is_some()), exact: false };
+        let (name, meta, unreadable) = (self.name.clone(), self.meta.clone(), self.unreadable.clone());
+        Self::assemble(name, self.kind, open, files, meta, tensors, unreadable, None)
+    }
+
     /// Returns the model's name in messages: the path it was opened at, or the name it was given.
     pub fn name(&self) -> &str {
         &self.name

@@ -2,11 +2,11 @@
 //! type. Its bytes are computed when they are read, from the files that hold the matrices, a piece at a time: whoever
 //! reads them keeps them, and nothing else does. Knows no model.
 
-use quant::{Affine, ScaleType, WeightType};
+use quant::{Affine, PlaneBytes, ScaleType, WeightType};
 
 use crate::error::printable;
 use crate::file::{Computed, File};
-use crate::{Error, Extent, TensorInfo};
+use crate::{Error, Extent, Extents, TensorInfo};
 
 /// Where planes begin.
 const ALIGN: usize = 64;
@@ -89,6 +89,18 @@ pub(crate) struct Transposed {
     pub n_stack: usize,
 }
 
+/// Some columns of a matrix of any type, or of a stack of matrices.
+#[derive(Clone, Debug)]
+pub(crate) struct Columns {
+    /// All its columns.
+    pub planes: Extents,
+    pub dtype: WeightType,
+    /// Columns that it has.
+    pub of: usize,
+    /// The first that is taken.
+    pub first: usize,
+}
+
 /// How a matrix was published.
 #[derive(Clone, Debug)]
 pub(crate) enum Form {
@@ -96,6 +108,7 @@ pub(crate) enum Form {
     Float8(Float8),
     Fp4(Fp4),
     Transposed(Transposed),
+    Columns(Columns),
 }
 
 /// A matrix that is to be repacked.
@@ -200,7 +213,7 @@ impl Repacked {
             let extent = |(offset, len)| Extent { file: number, offset, len };
             let shape = match &matrix.form {
                 Form::Transposed(stack) => vec![stack.n_stack, rows / stack.n_stack, columns],
-                Form::Packed(_) | Form::Float8(_) | Form::Fp4(_) => matrix.shape.to_vec(),
+                Form::Packed(_) | Form::Float8(_) | Form::Fp4(_) | Form::Columns(_) => matrix.shape.to_vec(),
             };
             tensors.push(TensorInfo {
                 name: matrix.name.clone(),
@@ -243,6 +256,7 @@ impl Repacked {
             }
             Form::Fp4(_) => Ok(WeightType::NVFP4_SCALED),
             Form::Transposed(stack) => Ok(stack.dtype),
+            Form::Columns(columns) => Ok(columns.dtype),
             // A group of the type lies within a block of the matrix.
             Form::Float8(float8) => {
                 let group = WeightType::F8_E4M3.block_len();
@@ -300,6 +314,7 @@ impl Repacked {
             }
             (Form::Fp4(fp4), ..) => self.matrix_scales(matrix, fp4, first, out),
             (Form::Transposed(stack), ..) => self.transposed(matrix, stack, first, out),
+            (Form::Columns(columns), ..) => self.columns(matrix, columns, plane, first, out),
             (Form::Float8(float8), WeightType::F8_E4M3, Plane::Q) => {
                 self.sources[float8.data.file].read_at(float8.data.offset + first * matrix.shape[1], out)
             }
@@ -310,6 +325,35 @@ impl Repacked {
                 Ok(())
             }
         }
+    }
+
+    /// Rows from `first` on of some columns.
+    fn columns(
+        &self,
+        matrix: &Matrix,
+        columns: &Columns,
+        plane: Plane,
+        first: usize,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
+        let (extent, of_plane): (_, fn(PlaneBytes) -> usize) = match plane {
+            Plane::Q => (Some(&columns.planes.q), |bytes| bytes.q),
+            Plane::Scales => (columns.planes.scales.as_ref(), |bytes| bytes.scales),
+            Plane::Biases => (columns.planes.biases.as_ref(), |bytes| bytes.biases),
+        };
+        let bytes = |n: usize| columns.dtype.plane_bytes(n).map(of_plane);
+        let (Some(extent), Some(all), Some(len)) = (extent, bytes(columns.of), bytes(matrix.shape[1])) else {
+            return Err(self.error(matrix, "has not the planes of its type".into()));
+        };
+        // A plane of one scale a row has it for all columns.
+        let from = if len == all { 0 } else { bytes(columns.first).unwrap_or(0) };
+        let n = out.len() / len;
+        let mut rows = vec![0; n * all];
+        self.sources[extent.file].read_at(extent.offset + first * all, &mut rows)?;
+        for (out, row) in out.chunks_exact_mut(len).zip(rows.chunks_exact(all)) {
+            out.copy_from_slice(&row[from..from + len]);
+        }
+        Ok(())
     }
 
     /// Codes of rows from `first` on, four bits each in the order of the columns: the plane of affine types.
@@ -568,7 +612,8 @@ impl Repacked {
         let (Form::Packed(Packed { codes: data, .. })
         | Form::Float8(Float8 { data, .. })
         | Form::Transposed(Transposed { data, .. })
-        | Form::Fp4(Fp4 { blocks: data, .. })) = &matrix.form;
+        | Form::Fp4(Fp4 { blocks: data, .. })
+        | Form::Columns(Columns { planes: Extents { q: data, .. }, .. })) = &matrix.form;
         let file = self.sources[data.file].path().to_string_lossy();
         Error::Unreadable { file: file.into(), tensor: printable(matrix.name.as_bytes()), why: what }
     }

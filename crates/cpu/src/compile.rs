@@ -278,7 +278,8 @@ impl Needs {
                 | Op::GateBy { .. }
                 | Op::DecayBeta { .. }
                 | Op::GatedNorm { .. }
-                | Op::Softcap { .. } => {}
+                | Op::Softcap { .. }
+                | Op::AllReduce { .. } => {}
             }
         }
         n.tile_tokens = (UNIT_ROWS / n.group).max(1);
@@ -602,6 +603,10 @@ impl Lower<'_> {
                 norm: GatedNormStep { w: self.vector(w)?, d_head, gate_first, eps },
             },
             Op::Softcap { x, cap } => OpStep::Softcap { x: view(x), cap },
+            Op::AllReduce { .. } => {
+                let what = "compute a part of a plan".into();
+                return Err(CompileError::Unsupported { backend: "cpu", what });
+            }
         })
     }
 }

@@ -8,6 +8,7 @@ pub mod build;
 pub mod cost;
 pub mod memory;
 mod op;
+pub mod partition;
 pub mod passes;
 mod print;
 pub mod validate;
@@ -398,6 +399,33 @@ pub struct Router {
     pub scale: f32,
     /// `[n_expert]`, f32: factor on the final weight of each expert (Gemma 4).
     pub expert_scale: Option<Weight>,
+    /// The experts of this part of a partition, where it does not have all.
+    pub local: Option<Local>,
+}
+
+/// The experts of one part of a partition: ids count from `first`, and a chosen expert of another part has the id
+/// [`Local::ELSEWHERE`] and the weight 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Local {
+    /// The first.
+    pub first: usize,
+    /// How many follow each other.
+    pub n: usize,
+}
+
+impl Local {
+    /// The id of an expert of another part. Its row of an [`Op::Experts`] is zero.
+    pub const ELSEWHERE: u32 = u32::MAX;
+
+    /// Makes the choice of all experts that of this part.
+    pub fn apply(self, ids: &mut [u32], weights: &mut [f32]) {
+        for (id, weight) in ids.iter_mut().zip(weights) {
+            match (*id as usize).checked_sub(self.first).filter(|&own| own < self.n) {
+                Some(own) => *id = own as u32,
+                None => (*id, *weight) = (Local::ELSEWHERE, 0.0),
+            }
+        }
+    }
 }
 
 /// From router logits to scores.
@@ -435,7 +463,7 @@ impl Router {
     /// Softmax over all experts, times `scale`; divided by the sum of the chosen when `renormalise`.
     pub fn softmax(renormalise: bool, scale: f32) -> Self {
         let renormalise = renormalise.then_some(0.0);
-        Self { score: Score::Softmax, bias: None, groups: None, renormalise, scale, expert_scale: None }
+        Self { score: Score::Softmax, bias: None, groups: None, renormalise, scale, expert_scale: None, local: None }
     }
 }
 

@@ -12,9 +12,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::{Access, Buf, Elem, InputMode, LinearPart, Norm, Op, Rows, State, ValidPlan, Weight};
+use model::plan::{Access, Buf, Elem, InputMode, LinearPart, Norm, Op, Rows, State, ValidPlan, Weight, partition};
 
 use crate::drafts::Uncommitted;
+use crate::parts::{Loopback, Parts};
 use crate::residency::Residency;
 use crate::routing::RoutingTrace;
 use crate::{
@@ -33,6 +34,10 @@ pub struct Reference;
 /// to.
 #[derive(Clone, Copy, Debug)]
 pub struct Rounded(pub CacheType);
+
+/// The parts of a plan, each by an interpreter on a thread of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Parted(pub usize);
 
 impl Backend for Reference {
     fn name(&self) -> &'static str {
@@ -94,29 +99,72 @@ impl Backend for Rounded {
         checkpoint: Arc<Checkpoint>,
         limits: Limits,
     ) -> Result<Box<dyn Program>, CompileError> {
-        Kinds::of(plan).check(limits)?;
-        self.0.check(self.name(), plan)?;
-        checkpoint.hold_repacked()?;
-        plan.weights.iter().try_for_each(|decl| weights::slabs(&checkpoint, decl).map(drop))?;
-        let kv = plan.caches.iter().map(|cache| Kv::new(*cache, self.0, limits)).collect::<Result<_, _>>()?;
-        let rooms = plan.states.iter().map(|state| room(state.n, limits.n_states));
-        let states = rooms.collect::<Result<Vec<_>, _>>()?;
-        let values = plan.bufs.iter().map(|_| Values::default()).collect();
-        Ok(Box::new(Interpreter {
-            plan: plan.clone(),
-            checkpoint,
-            limits,
-            kv,
-            uncommitted: Uncommitted::new(if states.is_empty() { 0 } else { limits.n_states }),
-            tried: vec![vec![Vec::new(); limits.n_states]; states.len()],
-            states,
-            values,
-            batch: Batch::default(),
-            picks: Picks::default(),
-            faults: Vec::new(),
-            routing: RoutingTrace::new(plan).with_weights(),
-        }))
+        Ok(Box::new(interpreter(self.0, None, plan, checkpoint, limits)?))
     }
+}
+
+impl Backend for Parted {
+    fn name(&self) -> &'static str {
+        Reference.name()
+    }
+
+    fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
+        Reference.lower(plan)
+    }
+
+    /// As that of [`Reference`]: what the parts have twice is little.
+    fn footprint(&self, plan: &ValidPlan, limits: Limits) -> Footprint {
+        Reference.footprint(plan, limits)
+    }
+
+    fn compile(
+        &self,
+        plan: &ValidPlan,
+        checkpoint: Arc<Checkpoint>,
+        limits: Limits,
+    ) -> Result<Box<dyn Program>, CompileError> {
+        let link = Arc::new(Loopback::new(self.0));
+        let part = |(i, part): (usize, partition::Part)| {
+            let checkpoint = weights::with_cuts(&checkpoint, &part.cuts)?;
+            let (plan, link) = (ValidPlan::new(part.plan)?, Some((Arc::clone(&link), i)));
+            let program = interpreter(CacheType::F32, link, &plan, checkpoint, limits)?;
+            Ok((format!("reference {i}"), Box::new(program) as Box<dyn Program>))
+        };
+        let parts = partition::partition(plan, self.0)?.into_iter().enumerate().map(part);
+        Ok(Box::new(Parts::new(parts.collect::<Result<_, CompileError>>()?)?))
+    }
+}
+
+fn interpreter(
+    cache: CacheType,
+    link: Option<(Arc<Loopback>, usize)>,
+    plan: &ValidPlan,
+    checkpoint: Arc<Checkpoint>,
+    limits: Limits,
+) -> Result<Interpreter, CompileError> {
+    Kinds::of(plan).check(limits)?;
+    cache.check(Reference.name(), plan)?;
+    checkpoint.hold_repacked()?;
+    plan.weights.iter().try_for_each(|decl| weights::slabs(&checkpoint, decl).map(drop))?;
+    let kv = plan.caches.iter().map(|decl| Kv::new(*decl, cache, limits)).collect::<Result<_, _>>()?;
+    let rooms = plan.states.iter().map(|state| room(state.n, limits.n_states));
+    let states = rooms.collect::<Result<Vec<_>, _>>()?;
+    let values = plan.bufs.iter().map(|_| Values::default()).collect();
+    Ok(Interpreter {
+        plan: plan.clone(),
+        checkpoint,
+        limits,
+        kv,
+        uncommitted: Uncommitted::new(if states.is_empty() { 0 } else { limits.n_states }),
+        tried: vec![vec![Vec::new(); limits.n_states]; states.len()],
+        states,
+        values,
+        link,
+        batch: Batch::default(),
+        picks: Picks::default(),
+        faults: Vec::new(),
+        routing: RoutingTrace::new(plan).with_weights(),
+    })
 }
 
 /// One recurrent state in all slots, `[n_states, n]`.
@@ -146,6 +194,8 @@ struct Interpreter {
     tried: Vec<Vec<Vec<f32>>>,
     uncommitted: Uncommitted,
     values: Vec<Values>, // [bufs]
+    /// What adds up over the parts of a plan, and which part this is.
+    link: Option<(Arc<Loopback>, usize)>,
     /// The submitted step.
     batch: Batch,
     picks: Picks,
@@ -483,8 +533,11 @@ impl Interpreter {
                     }
                     // A row that cannot be routed takes the first experts, so that ids stay valid; its sequence is
                     // lost.
-                    let (ids, weights) =
+                    let (mut ids, mut weights) =
                         routed.unwrap_or_else(|| ((0..n_used as u32).collect(), vec![f32::NAN; n_used]));
+                    if let Some(local) = router.local {
+                        local.apply(&mut ids, &mut weights);
+                    }
                     chosen.extend(ids);
                     shares.extend(weights);
                 }
@@ -559,6 +612,11 @@ impl Interpreter {
                 *self.floats_mut(x) = delta::gated_norm(self.floats(x), gate, &w, d_head, gate_first, eps);
             }
             Op::Softcap { x, cap } => self.floats_mut(x).iter_mut().for_each(|v| *v = ops::softcap(*v, cap)),
+            Op::AllReduce { x } => {
+                if let Some((link, part)) = self.link.clone() {
+                    link.all_reduce(part, self.floats_mut(x));
+                }
+            }
         }
     }
 

@@ -245,8 +245,11 @@ pub fn experts(x: &[f32], ids: &[u32], n_used: usize, stack: &ExpertStack) -> Ve
         }
         y
     };
-    let mut y = vec![f32::NAN; ids.len() * d_out];
-    for expert in 0..weights[0].len() {
+    let n_expert = weights[0].len();
+    // Slots of no expert count as zeros.
+    let start = |id: u32| if (id as usize) < n_expert { f32::NAN } else { 0.0 };
+    let mut y: Vec<f32> = ids.iter().flat_map(|&id| std::iter::repeat_n(start(id), d_out)).collect();
+    for expert in 0..n_expert {
         let pairs: Vec<usize> = (0..ids.len()).filter(|&pair| ids[pair] as usize == expert).collect();
         let x: Vec<f32> = pairs.iter().flat_map(|&pair| &x[pair / n_used * d_in..][..d_in]).copied().collect();
         let hidden = gated_act(&product(0, expert, &x), &product(1, expert, &x), act);

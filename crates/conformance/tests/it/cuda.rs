@@ -43,7 +43,7 @@ const FLOATS: &[Shape] = &[
 
 /// [`relative`] over rows of `width`, without the worst eighth: a near tie among random routers sends a token to other
 /// experts.
-fn relative_of_most(found: &[f32], exact: &[f32], width: usize) -> f64 {
+pub fn relative_of_most(found: &[f32], exact: &[f32], width: usize) -> f64 {
     let rows = found.chunks_exact(width).zip(exact.chunks_exact(width));
     let mut rows: Vec<_> = rows.map(|(a, b)| (relative(a, b), a, b)).collect();
     rows.sort_by(|a, b| a.0.total_cmp(&b.0));

@@ -13,6 +13,7 @@ mod latent;
 mod metal;
 mod metal_limits;
 mod ops;
+mod parts;
 mod routing;
 mod streaming;
 mod two_ops;

@@ -104,22 +104,22 @@ args! {
         n_k_head: u32, n_v_head: u32, d_v: u32, tiled: u32, is_sum: u32, by_row: u32,
     }
     struct DeltaChunks: 184 { op: DeltaNet, keys: Ptr, shares: Ptr, gates: Ptr }
-    struct Route: 176 {
+    struct Route: 184 {
         step: Step, logits: Ptr, bias: Ptr, expert_scale: Ptr, ids: Ptr, weights: Ptr,
         rows: u32, n_used: u32, score: u32, n_group: u32, n_group_used: u32, group_sums: u32, renormalise: u32,
         of_outputs: u32, router: u32, eps: f32, scale: f32, n_squares: u32, k: u32, norm_eps: f32,
-        sums: LogitSums,
+        sums: LogitSums, first: u32, n_local: u32,
     }
-    struct Router: 536 {
+    struct Router: 544 {
         linear: Linear, route: Route, counter: Ptr, scale: f32, eps: f32, added: Ptr, added_w: Ptr, sum: Ptr,
         pack: PackColumns,
     }
-    struct FewExperts: 440 { op: Experts, route: Route, each: u32, reserved: u32, shared_norm: Ptr }
+    struct FewExperts: 448 { op: Experts, route: Route, each: u32, reserved: u32, shared_norm: Ptr }
     struct PackColumns: 64 { x: Ptr, prologue: Prologue, out: Ptr, k: u32, is_wide: u32 }
     struct FewPairs: 288 {
         op: Experts, columns: Ptr, shared_columns: Ptr, packed: Ptr, shared_packed: Ptr, each: u32, reserved: u32,
     }
-    struct FewDown: 328 { op: ExpertsDown, route: Route, each: u32, reserved: u32, shared_out: Ptr }
+    struct FewDown: 336 { op: ExpertsDown, route: Route, each: u32, reserved: u32, shared_out: Ptr }
     struct PostNorm: 88 {
         x: Ptr, out: Ptr, a: Ptr, w_a: Ptr, b: Ptr, w_b: Ptr, w: Ptr, scale: Ptr, rows: u32, d: u32, eps_a: f32, eps_b: f32,
         eps: f32, reserved: u32,
@@ -131,6 +131,10 @@ args! {
     struct Combine: 112 {
         x: Ptr, y: Ptr, weights: Ptr, norm_w: Ptr, norm_out: Ptr, shared_y: Ptr, share: Ptr, rows: u32, n_used: u32,
         d: u32, add: u32, eps: f32, reserved: u32, next_w: Ptr, columns: Ptr, squares: Ptr, places: Ptr,
+    }
+    struct AllReduce: 128 {
+        x: Ptr, parts: [Ptr; 8], n: u64, part: u32, n_parts: u32, rooms: [u32; 2], residual: Ptr, norm_w: Ptr,
+        norm_out: Ptr, d: u32, eps: f32,
     }
     struct Hot: 56 {
         ids: Ptr, table: Ptr, slots: Ptr, host: Ptr, out: Ptr, n_pairs: u32, n_expert: u32, n_slots: u32, n: u32,

@@ -17,7 +17,7 @@ use super::few::DeltaRoom;
 use super::fuse::fuse;
 use super::host::{Host, HotPlaces};
 use super::nodes::{
-    ATTEND_PAGES, AttendNode, CacheView, HostNode, LatentOutNode, Lower, MAX_SPLITS, Modules, Node, SlotPlaces,
+    ATTEND_PAGES, AttendNode, CacheView, HostNode, LatentOutNode, Link, Lower, MAX_SPLITS, Modules, Node, SlotPlaces,
     StateView, View, is_interleaved,
 };
 use super::nvrtc::{self, Target};
@@ -28,7 +28,7 @@ use super::split::{Slots, Split};
 use super::tables::{Given, Tables};
 use super::upload::Weights;
 use super::wide;
-use super::{few, few_launch};
+use super::{few, few_launch, parts};
 use backend::inputs::Inputs;
 use backend::residency::{Policy, Residencies, Residency};
 use backend::routing::RoutingTrace;
@@ -98,6 +98,7 @@ pub fn lay<'a>(
     limits: Limits,
     context: &Arc<Context>,
     stream: &Stream,
+    link: Option<Link>,
 ) -> Result<Laid<'a>, CompileError> {
     Kinds::of(plan).check(limits)?;
     if let Some(buf) = plan.bufs.iter().find(|buf| !matches!(buf.elem, Elem::F32 | Elem::U32)) {
@@ -156,6 +157,7 @@ pub fn lay<'a>(
         n_routers: 0,
         split: &split,
         stage: stage.ptr(),
+        link,
         places: hot.as_ref().map(|(memory, tables)| SlotPlaces {
             memory: memory.ptr(),
             slots: &slots,
@@ -219,6 +221,7 @@ pub fn lay<'a>(
         let most = if batch.is_empty() { 0 } else { most };
         let mut nodes = fuse(joined.unwrap_or_else(|| of_ops.into_iter().flatten().collect()), qkv);
         few::attend_singles(&mut nodes, lower.modules, &places, is_f16);
+        let [few, batch, nodes] = [few, batch, nodes].map(parts::with_norms);
         Lists { few, batch, most, nodes }
     };
     let is_whole = split.host().next().is_none();
@@ -301,6 +304,7 @@ pub fn compile(
     plan: &ValidPlan,
     checkpoint: &Arc<Checkpoint>,
     limits: Limits,
+    room: Option<(Link, Memory)>,
 ) -> Result<CudaProgram, CompileError> {
     let start = |why: String| CompileError::Start { what: format!("CUDA device {}", cuda.device), why };
     driver::init().map_err(|e| start(e.to_string()))?;
@@ -308,7 +312,8 @@ pub fn compile(
     let context = Context::new(cuda.device).failed("the device")?;
     let target = nvrtc::target(context.arch, cuda.ahead.is_some()).map_err(start)?;
     let stream = Stream::new(&context).failed("a stream")?;
-    let laid = lay(cuda, plan, checkpoint, limits, &context, &stream)?;
+    let (link, room) = room.unzip();
+    let laid = lay(cuda, plan, checkpoint, limits, &context, &stream, link)?;
     let Laid {
         lists,
         plain,
@@ -332,6 +337,7 @@ pub fn compile(
         (loaded, copying.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
     });
     memory.extend(copied?);
+    memory.extend(room);
     let kernels = Kernels::new(loaded?);
     stream.wait().failed("initial memory")?;
     let host = match cuda.host.filter(|_| split.host().next().is_some()) {

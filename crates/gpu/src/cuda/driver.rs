@@ -220,6 +220,22 @@ impl Context {
         unsafe { call!(cuCtxSetCurrent(self.raw)) }
     }
 
+    /// Lets kernels on this device read and write the memory of another; false where the machine cannot.
+    pub fn reach(&self, other: &Context) -> Result<bool> {
+        let mut can = 0;
+        // SAFETY: the driver writes one number.
+        unsafe { call!(cuDeviceCanAccessPeer(&mut can, self.device, other.device))? };
+        if can == 0 {
+            return Ok(false);
+        }
+        self.enter()?;
+        // SAFETY: both contexts are retained.
+        match unsafe { sys::cuCtxEnablePeerAccess(other.raw, 0) } {
+            sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(true),
+            code => status("cuCtxEnablePeerAccess", code).map(|()| true),
+        }
+    }
+
     /// Bytes free and in all.
     pub fn memory(&self) -> Result<(usize, usize)> {
         let (mut free, mut total) = (0, 0);

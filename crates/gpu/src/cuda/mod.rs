@@ -23,6 +23,7 @@ mod matmul;
 mod nodes;
 mod nvrtc;
 pub mod outline;
+mod parts;
 mod pick;
 mod program;
 mod sources;
@@ -43,6 +44,7 @@ use model::plan::{Plan, ValidPlan, passes};
 
 pub use compile::cache_misfit;
 pub use driver::NoDevice;
+pub use parts::CudaParts;
 
 use self::split::{Host, Moves, Slots, Split};
 use backend::CacheType;
@@ -155,7 +157,7 @@ impl Backend for Cuda {
     ) -> Result<Box<dyn Program>, CompileError> {
         CompileError::refuse_drafts(self.name(), plan)?;
         CompileError::refuse_of_host(self.name(), plan)?;
-        Ok(Box::new(compile::compile(self, plan, &weights, limits)?))
+        Ok(Box::new(compile::compile(self, plan, &weights, limits, None)?))
     }
 }
 

@@ -95,7 +95,7 @@ impl<'a> Outline<'a> {
             |e: super::driver::DriverError| CompileError::Start { what: "no device".into(), why: e.to_string() };
         let context = Context::blank(card.arch, card.sms, card.max_shared);
         let stream = Stream::new(&context).map_err(failed)?;
-        let mut laid = compile::lay(cuda, plan, checkpoint, limits, &context, &stream)?;
+        let mut laid = compile::lay(cuda, plan, checkpoint, limits, &context, &stream, None)?;
         let modules = laid.modules.keys().iter().map(|_| Module::load(&context, &[]));
         let kernels = Kernels::new(modules.collect::<Result<_, _>>().map_err(failed)?);
         let mut layers = HashMap::new();

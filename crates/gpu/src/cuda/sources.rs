@@ -54,6 +54,7 @@ pub struct Source {
 }
 
 sources! {
+    ALL_REDUCE = "all_reduce.cu";
     ATTEND = "attend.cu";
     ATTEND_LONG = "attend_long.cu";
     ATTENTION = "attention.cu";

@@ -395,6 +395,7 @@ impl<'a> Lower<'a> {
                 self.elementwise(draft, 2, self.rows(x), self.width(x), &[]);
             }
             Op::Choose { .. } => return Err(unsupported("choose the positions that attention sees".into())),
+            Op::AllReduce { .. } => return Err(unsupported("compute a part of a plan".into())),
             Op::Input { mode: InputMode::All, .. } | Op::EmbedPlace { .. } | Op::AddBias { .. } | Op::Gelu { .. } => {
                 return Err(unsupported(format!("run {}, of image encoders", op.name())));
             }

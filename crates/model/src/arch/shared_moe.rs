@@ -103,6 +103,7 @@ impl SharedMoe {
                 renormalise: renormalise.then_some(SUM_EPS),
                 scale: if scale == 0.0 { 1.0 } else { scale },
                 expert_scale: None,
+                local: None,
             },
         })
     }

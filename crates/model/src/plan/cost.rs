@@ -138,7 +138,8 @@ impl Plan {
                 | Op::Scale { .. }
                 | Op::GateBy { .. }
                 | Op::Gelu { .. }
-                | Op::Softcap { .. } => {}
+                | Op::Softcap { .. }
+                | Op::AllReduce { .. } => {}
             }
         }
         // Last, so that a tied table counts as embeddings.
@@ -184,7 +185,8 @@ impl Plan {
                 | Op::ScaleBy { .. }
                 | Op::AddBias { .. }
                 | Op::Gelu { .. }
-                | Op::Softcap { .. } => {}
+                | Op::Softcap { .. }
+                | Op::AllReduce { .. } => {}
                 Op::GateBy { .. }
                 | Op::Linear { .. }
                 | Op::SplitHeads { .. }
@@ -240,7 +242,8 @@ impl Plan {
                 | Op::Scale { .. }
                 | Op::ScaleBy { .. }
                 | Op::DecayBeta { .. }
-                | Op::Softcap { .. } => {}
+                | Op::Softcap { .. }
+                | Op::AllReduce { .. } => {}
             }
         }
         fed

@@ -174,7 +174,8 @@ pub enum Op {
         weights: Buf, // [T, n_used]
     },
     /// For every (token, slot): `y = (act(x·gateᵀ) ⊙ (x·upᵀ))·downᵀ` with that expert's weights, each of the three
-    /// products plus its bias where there are biases.
+    /// products plus its bias where there are biases. A slot of no expert ([`Local::ELSEWHERE`](super::Local::ELSEWHERE))
+    /// counts as zeros: backends may leave its row unwritten where they keep [`Op::Combine`] from reading it.
     Experts {
         x: Buf,       // [T, d_model]
         ids: Buf,     // u32 [T, n_used]
@@ -239,6 +240,9 @@ pub enum Op {
     },
     /// `x = cap · tanh(x / cap)`, in place.
     Softcap { x: Buf, cap: f32 },
+    /// `x = Σ x` over all parts of a partition ([`super::partition`]), in place: in the order of the parts, so
+    /// that each has the same bits.
+    AllReduce { x: Buf },
 }
 
 /// One matrix of a [`Op::Linear`].
@@ -333,6 +337,7 @@ impl Op {
             Op::DecayBeta { .. } => "decay_beta",
             Op::GatedNorm { .. } => "gated_norm",
             Op::Softcap { .. } => "softcap",
+            Op::AllReduce { .. } => "all_reduce",
         }
     }
 
@@ -365,7 +370,8 @@ impl Op {
             | Op::ScaleBy { x, .. }
             | Op::AddBias { x, .. }
             | Op::Gelu { x, .. }
-            | Op::Softcap { x, .. } => f(x, Update),
+            | Op::Softcap { x, .. }
+            | Op::AllReduce { x } => f(x, Update),
             Op::SplitHeads { x, parts, .. } => {
                 f(x, Read);
                 parts.iter_mut().for_each(|(_, part)| f(part, Write));
@@ -475,7 +481,8 @@ impl Op {
             | Op::GateBy { .. }
             | Op::DecayBeta { .. }
             | Op::GatedNorm { .. }
-            | Op::Softcap { .. } => None,
+            | Op::Softcap { .. }
+            | Op::AllReduce { .. } => None,
         }
     }
 
@@ -516,7 +523,8 @@ impl Op {
             | Op::GateBy { .. }
             | Op::DecayBeta { .. }
             | Op::GatedNorm { .. }
-            | Op::Softcap { .. } => Vec::new(),
+            | Op::Softcap { .. }
+            | Op::AllReduce { .. } => Vec::new(),
         }
     }
 
@@ -553,7 +561,8 @@ impl Op {
             | Op::Select { .. }
             | Op::Scale { .. }
             | Op::GateBy { .. }
-            | Op::Softcap { .. } => Vec::new(),
+            | Op::Softcap { .. }
+            | Op::AllReduce { .. } => Vec::new(),
         }
     }
 }

@@ -294,6 +294,7 @@ impl Printer<'_> {
                 update(&self.name(x), format!("= {form}({})", self.name(x)))
             }
             Op::Softcap { x, cap } => update(&self.name(x), format!("= softcap {cap}")),
+            Op::AllReduce { x } => update(&self.name(x), "= its sum over all parts".into()),
         }
     }
 
@@ -317,6 +318,7 @@ impl Printer<'_> {
         text += if router.renormalise.is_some() { ", renormalised" } else { "" };
         text += &times(router.scale);
         text += &router.expert_scale.map_or(String::new(), |w| format!(" · {}", self.w(w)));
+        text += &router.local.map_or(String::new(), |l| format!(", here {} to {}", l.first, l.first + l.n - 1));
         text
     }
 

@@ -3,7 +3,8 @@
 use std::ops::Deref;
 
 use super::{
-    Access, Buf, DeltaHeads, DraftHead, Elem, Gate, GroupScore, N_AXES, Norm, Op, Plan, RopeDecl, Router, Rows, Weight,
+    Access, Buf, DeltaHeads, DraftHead, Elem, Gate, GroupScore, Local, N_AXES, Norm, Op, Plan, RopeDecl, Router, Rows,
+    Weight,
 };
 use crate::Error;
 
@@ -233,7 +234,8 @@ impl Validator<'_> {
             | Op::GateBy { .. }
             | Op::DecayBeta { .. }
             | Op::GatedNorm { .. }
-            | Op::Softcap { .. } => Ok(()),
+            | Op::Softcap { .. }
+            | Op::AllReduce { .. } => Ok(()),
         }
     }
 
@@ -417,7 +419,7 @@ impl Validator<'_> {
                 self.floats(logits, rows, n_expert)?;
                 self.buffer(ids, rows, n_used, Elem::U32)?;
                 self.floats(weights, rows, n_used)?;
-                state.routed[ids.0 as usize] = Some(n_expert);
+                state.routed[ids.0 as usize] = Some(router.local.map_or(n_expert, |local| local.n));
                 Ok(())
             }
             Op::Experts { x, ids, gate, up, down, biases, act, hidden, out } => {
@@ -518,6 +520,7 @@ impl Validator<'_> {
                 positive("cap", cap)?;
                 self.free_rows(x).map(drop)
             }
+            Op::AllReduce { x } => self.free_rows(x).map(drop),
         }
     }
 
@@ -538,6 +541,9 @@ impl Validator<'_> {
         router.renormalise.map_or(Ok(()), epsilon)?;
         router.bias.map_or(Ok(()), |w| self.vector("bias", w, n_expert))?;
         router.expert_scale.map_or(Ok(()), |w| self.vector("expert_scale", w, n_expert))?;
+        let is_inside =
+            |local: Local| local.n > 0 && local.first.checked_add(local.n).is_some_and(|end| end <= n_expert);
+        ensure(router.local.is_none_or(is_inside), || format!("has {:?} of {n_expert} experts", router.local))?;
         let Some(groups) = router.groups else { return Ok(()) };
         let n_group = groups.n_group;
         ensure(n_group > 0 && n_expert.is_multiple_of(n_group), || {

@@ -1,6 +1,9 @@
 //! Parsers of flag values.
 
 use model::arch::{Stretch, StretchRule};
+use model::plan::partition::MAX_PARTS;
+
+use super::DeviceList;
 
 /// Parses a rule that stretches contexts: `yarn=4`, `linear=2`, with the context before where one is given
 /// (`yarn=4,32768`).
@@ -15,6 +18,13 @@ pub(super) fn parse_stretch(text: &str) -> Result<Stretch, String> {
     }
     let n_ctx_orig = n_ctx.map(str::parse).transpose().map_err(|_| bad())?;
     Ok(Stretch { rule, factor, n_ctx_orig })
+}
+
+/// Parses numbers of devices: `0,1`.
+pub(super) fn parse_devices(text: &str) -> Result<DeviceList, String> {
+    let numbers = text.split(',').map(|number| number.trim().parse().ok()).collect::<Option<Vec<usize>>>();
+    let list = numbers.as_deref().and_then(DeviceList::new);
+    list.ok_or_else(|| format!("{text} is not a list of up to {MAX_PARTS} devices, for example 0,1"))
 }
 
 /// Parses the maximum number of tokens of an image.

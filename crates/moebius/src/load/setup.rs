@@ -12,12 +12,12 @@ use backend::{Backend, Limits, Part, Program};
 use checkpoint::Checkpoint;
 use cpu::{Cpu, Isa};
 use gpu::cuda::split::{Host, Moves, Split};
-use gpu::cuda::{self, Cuda};
+use gpu::cuda::{self, Cuda, CudaParts};
 use gpu::metal::{self, Metal};
 use model::plan::{Plan, ValidPlan};
 
 use super::{Model, Sight};
-use crate::args::{CopyArg, DraftArg, DraftArgs, EngineArgs, IsaArg, MovesArg, StepArgs};
+use crate::args::{CopyArg, DeviceList, DraftArg, DraftArgs, EngineArgs, IsaArg, MovesArg, StepArgs};
 use crate::device::{self, Chosen, Device, Held, KERNELS, Prefer};
 use crate::memory::{self, Budget, Fit, Units, Wish};
 use crate::out::note;
@@ -59,7 +59,8 @@ impl EngineSetup {
     /// # Errors
     /// As [`Device::choose`].
     pub fn of(args: &EngineArgs, prefer: Prefer) -> Result<EngineSetup> {
-        let device = Device::choose(args.backend, prefer, args.device, device::of_cpu(&args.step))?;
+        let device =
+            Device::choose(args.backend, prefer, args.step.first_device(args.device), device::of_cpu(&args.step))?;
         Ok(EngineSetup { threads: args.threads, ctx: args.ctx, ..EngineSetup::on(device, args.step) })
     }
 
@@ -69,7 +70,7 @@ impl EngineSetup {
     /// As [`EngineSetup::of`].
     pub fn drafting(args: &EngineArgs, draft: DraftArgs) -> Result<EngineSetup> {
         let flag = device::of_cpu(&args.step).or(draft.of_cpu());
-        let device = Device::choose(args.backend, Prefer::Gpu, args.device, flag)?;
+        let device = Device::choose(args.backend, Prefer::Gpu, args.step.first_device(args.device), flag)?;
         Ok(EngineSetup { threads: args.threads, ctx: args.ctx, draft, ..EngineSetup::on(device, args.step) })
     }
 
@@ -140,7 +141,7 @@ impl EngineSetup {
     /// Returns whether the CPU takes the place of the device where that cannot be used: the GPU was not named, nor was
     /// how much of it may be taken.
     pub(super) fn may_fall_back(&self) -> bool {
-        self.device.chosen.is_some() && self.step.gpu_memory.is_none()
+        self.device.chosen.is_some() && self.step.gpu_memory.is_none() && self.step.devices.is_none()
     }
 
     /// Returns the backend and the name that tables show for it.
@@ -154,7 +155,13 @@ impl EngineSetup {
                 let cpu = self.cpu(self.residency(checkpoint, plan))?;
                 Ok((Box::new(cpu), cpu_name(&cpu)))
             }
-            Chosen::Cuda => Ok((Box::new(self.cuda()), "CUDA".into())),
+            Chosen::Cuda => match self.devices() {
+                [] | [_] => Ok((Box::new(self.cuda()), "CUDA".into())),
+                all => {
+                    let parts = CudaParts { cuda: self.cuda(), devices: all.to_vec() };
+                    Ok((Box::new(parts), format!("CUDA x{}", all.len())))
+                }
+            },
             Chosen::Metal => Ok((Box::new(self.metal(plan)?), "Metal".into())),
         }
     }
@@ -174,6 +181,11 @@ impl EngineSetup {
             metal.tuning.off = metal::Off::ALL;
         }
         Ok(metal)
+    }
+
+    /// Returns the GPUs that were named, where several may be.
+    fn devices(&self) -> &[usize] {
+        self.step.devices.as_ref().map_or(&[], DeviceList::numbers)
     }
 
     /// Returns the NVIDIA GPU, with all weights.
@@ -204,7 +216,7 @@ impl EngineSetup {
     fn may_split(&self, plan: &Plan) -> Result<bool> {
         let is_cuda = self.kind() == Chosen::Cuda;
         ensure!(is_cuda || self.step.gpu_memory.is_none(), "--gpu-memory requires --backend cuda");
-        Ok(is_cuda && plan.has_experts())
+        Ok(is_cuda && plan.has_experts() && self.devices().len() < 2)
     }
 
     /// Returns the GPU and its plan where it does not hold all weights and routed experts can stay in host memory. A
@@ -406,6 +418,11 @@ impl EngineSetup {
             },
             // Of the GPU alone, as long as nothing says what that is to hold.
             (Chosen::Cuda | Chosen::Metal, Some(bytes)) => Budget::Promise { bytes, overhead: 0 },
+            (Chosen::Cuda, None) if self.devices().len() > 1 => {
+                // Every device has to hold its part.
+                let free: Option<Vec<usize>> = self.devices().iter().map(|&n| device::free_on_device(n)).collect();
+                Budget::Free(free.and_then(|free| free.into_iter().min()))
+            }
             (Chosen::Cuda, None) => Budget::Free(device::free_on_device(self.device.ordinal)),
             (Chosen::Cpu | Chosen::Reference, memory) => {
                 Budget::new(memory, plan, self.requests_bytes + self.prompts_bytes(plan), self.resident_bytes)
@@ -454,6 +471,7 @@ impl EngineSetup {
     }
 
     fn prepare_here(&self, checkpoint: &Checkpoint, plan: ValidPlan) -> Result<Prepared> {
+        ensure!(self.step.devices.is_none() || self.kind() == Chosen::Cuda, "--devices requires --backend cuda");
         self.check_drafts(&plan)?;
         let is_gpu = matches!(self.kind(), Chosen::Cuda | Chosen::Metal);
         if self.draft.draft == DraftArg::Auto && is_gpu && !plan.states.is_empty() {

@@ -26,6 +26,8 @@ macro_rules! ops {
                 $(Op::$variant { .. } => stringify!($name),)*
                 // Of plans of whole texts, which `encoders` tests.
                 Op::EmbedPlace { .. } => "embed_place",
+                // Of parts of plans, which `parts` tests.
+                Op::AllReduce { .. } => "all_reduce",
             }
         }
 

@@ -42,6 +42,8 @@ impl Encoder<'_> {
             k: 0,
             norm_eps: 0.0,
             sums: args::LogitSums::default(),
+            first: node.router.local.map_or(0, |local| local.first as u32),
+            n_local: node.router.local.map_or(0, |local| local.n as u32),
         }
     }
 

@@ -148,7 +148,7 @@ impl Encoder<'_> {
         view.rows.count(self.counts.tokens, self.counts.rows)
     }
 
-    fn run<A>(&mut self, module: ModuleId, launch: Launch, args: &A) -> Result<(), DriverError> {
+    pub fn run<A>(&mut self, module: ModuleId, launch: Launch, args: &A) -> Result<(), DriverError> {
         let Launch { entry, grid, block, shared } = launch;
         if grid.contains(&0) {
             return Ok(());
@@ -357,6 +357,7 @@ impl Encoder<'_> {
                 let launch = Launch { entry: "kv_append", grid: [rows as u32, 1, 1], block: 256, shared: 0 };
                 self.run(module, launch, &args)
             }
+            Node::AllReduce(ref node) => self.all_reduce(node),
             Node::Qkv(ref node) => self.qkv(node),
             Node::Attention(ref node) => self.attention(node),
             Node::CausalConv { module, x, w, bias, silu, width, state, out } => {

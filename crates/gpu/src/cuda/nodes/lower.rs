@@ -14,7 +14,7 @@ use super::super::upload::Weights;
 use super::attention::{AttentionNode, attention_tile, attention_wide, heads_of_block};
 use super::experts::{ExpertsNode, HostNode, HotNode, RouteNode, SlotPlaces};
 use super::modules::Modules;
-use super::{CacheView, DeltaTiles, Mat, Node, Part, StateView, View};
+use super::{CacheView, DeltaTiles, Link, Mat, Node, Part, ReduceNode, StateView, View};
 use backend::CompileError;
 
 /// What resolves a plan.
@@ -42,6 +42,8 @@ pub struct Lower<'a, 'w> {
     pub split: &'a Split,
     /// Where their weights come in device memory.
     pub stage: Ptr,
+    /// What adds up over the parts of a plan, where this is one.
+    pub link: Option<Link>,
     /// Where single experts may have slots.
     pub places: Option<SlotPlaces<'a>>,
 }
@@ -344,6 +346,15 @@ impl Lower<'_, '_> {
             }
             Op::Input { x, first, mode } => Node::Input { x: self.view(x), first, add: mode == InputMode::Add },
             Op::Softcap { x, cap } => Node::Softcap { x: self.view(x), cap },
+            Op::AllReduce { x } => {
+                let x = self.view(x);
+                let Some(link) = self.link.filter(|_| x.width.is_multiple_of(8)) else {
+                    let what = format!("add up rows of {} numbers over parts of a plan", x.width);
+                    return Err(CompileError::Unsupported { backend: "cuda", what });
+                };
+                let module = self.modules.id(Key::plain(sources::ALL_REDUCE));
+                Node::AllReduce(ReduceNode { module, x, link, norm: None })
+            }
         }])
     }
 

@@ -23,6 +23,7 @@ pub use self::lower::{Lower, is_interleaved, is_tiled};
 pub use self::modules::Modules;
 use super::args::{Matrix, Prologue};
 use super::driver::Ptr;
+pub use super::parts::{Link, ReduceNode};
 
 /// A buffer: where it begins, its rows and its width.
 #[derive(Clone, Copy, Debug)]
@@ -296,6 +297,7 @@ pub enum Node {
         x: View,
         out: View,
     },
+    AllReduce(ReduceNode),
 }
 
 impl Node {
@@ -401,6 +403,7 @@ impl Node {
             Node::Route(_) => ("route".into(), 0),
             Node::Combine { .. } => ("combine".into(), 0),
             Node::Select { .. } => ("select".into(), 0),
+            Node::AllReduce(_) => ("all_reduce".into(), 0),
         }
     }
 }

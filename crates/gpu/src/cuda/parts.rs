@@ -1,0 +1,228 @@
+//! Several GPUs as one: each computes a part of a plan ([`model::plan::partition`]) and adds its sums to the others' by
+//! writing into their memory (`kernels/cuda/all_reduce.cu`).
+
+use std::sync::Arc;
+
+use checkpoint::Checkpoint;
+use model::plan::partition::{self, MAX_PARTS, Part};
+use model::plan::{Op, Plan, ValidPlan};
+
+use super::args;
+use super::compile::{self, Failed, allocate};
+use super::driver::{self, Context, DriverError, Memory, Ptr, Stream};
+use super::encode::Encoder;
+use super::launch::Launch;
+use super::nodes::{ModuleId, Modules, Node, View};
+use super::{Cuda, MEMORY};
+use backend::parts::Parts;
+use backend::{Backend, CompileError, Footprint, Limits, Program, weights};
+
+/// Bytes of a room before its rows: words of control and flags, as `all_reduce.cu` has them.
+const HEAD: usize = 4 * (64 + MAX_PARTS * MOST_BLOCKS);
+const MOST_BLOCKS: usize = 256;
+
+/// Numbers that travel beside their call at most. More are worth a flag and half the bytes.
+const MOST_SMALL: usize = 128 << 10;
+
+/// NVIDIA GPUs of this machine that compute a model together.
+#[derive(Clone, Debug)]
+pub struct CudaParts {
+    /// What they have in common; its device is the first.
+    pub cuda: Cuda,
+    /// Numbers of the devices, in the order of the parts.
+    pub devices: Vec<usize>,
+}
+
+/// Where the parts of a plan write to, and which of them this is.
+#[derive(Clone, Copy, Debug)]
+pub struct Link {
+    part: usize,
+    n_parts: usize,
+    /// The room of each.
+    rooms: [Ptr; MAX_PARTS],
+    /// Numbers of a turn, of few rows and of many.
+    numbers: [usize; 2],
+}
+
+/// A sum over the parts of a plan.
+#[derive(Clone, Copy, Debug)]
+pub struct ReduceNode {
+    pub module: ModuleId,
+    pub x: View,
+    pub link: Link,
+    /// The row that it is added to, and the norm of that.
+    pub norm: Option<AddedNorm>,
+}
+
+/// A row with a residual, as [`Node::RmsNorm`] has it.
+#[derive(Clone, Copy, Debug)]
+pub struct AddedNorm {
+    x: View,
+    w: Ptr,
+    eps: f32,
+    out: View,
+}
+
+/// Gives sums the norms behind them.
+pub fn with_norms(nodes: Vec<Node>) -> Vec<Node> {
+    let mut joined: Vec<Node> = Vec::with_capacity(nodes.len());
+    for node in nodes {
+        match (joined.last_mut(), &node) {
+            (Some(Node::AllReduce(sum)), &Node::RmsNorm { x, residual, w, eps, out })
+                if sum.norm.is_none() && residual == sum.x.ptr && x.width == sum.x.width =>
+            {
+                sum.norm = Some(AddedNorm { x, w, eps, out });
+            }
+            _ => joined.push(node),
+        }
+    }
+    joined
+}
+
+impl Encoder<'_> {
+    /// Adds rows up over the parts.
+    pub(super) fn all_reduce(&mut self, node: &ReduceNode) -> Result<(), DriverError> {
+        let &ReduceNode { module, x, link, norm } = node;
+        let rows = x.rows.count(self.counts.tokens, self.counts.rows);
+        let n = rows * x.width;
+        let args = args::AllReduce {
+            x: x.ptr,
+            parts: link.rooms,
+            n: n as u64,
+            part: link.part as u32,
+            n_parts: link.n_parts as u32,
+            rooms: link.numbers.map(|n| n as u32),
+            d: x.width as u32,
+            ..Default::default()
+        };
+        if n <= link.numbers[0] {
+            let block = (x.width / 4).next_multiple_of(32).min(1024) as u32;
+            let launch = Launch { entry: "all_reduce_rows", grid: [rows as u32, 1, 1], block, shared: 0 };
+            let args = match norm {
+                Some(AddedNorm { x, w, eps, out }) => {
+                    args::AllReduce { residual: x.ptr, norm_w: w, norm_out: out.ptr, eps, ..args }
+                }
+                None => args,
+            };
+            return self.run(module, launch, &args);
+        }
+        let blocks = self.sms.min(MOST_BLOCKS).min(n.div_ceil(8 * 512)) as u32;
+        self.run(module, Launch { entry: "all_reduce_many", grid: [blocks, 1, 1], block: 512, shared: 0 }, &args)?;
+        match norm {
+            Some(AddedNorm { x, w, eps, out }) => {
+                let (rows, d) = (rows as u32, x.width as u32);
+                let residual = node.x.ptr;
+                let args = args::RmsNorm { x: x.ptr, residual, w, out: out.ptr, rows, d, eps, reserved: 0 };
+                self.run(Modules::NORM, Launch::many_rows("rms_norm", rows as usize, x.width, 8), &args)
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Numbers of the most rows that are added up, few and many.
+fn numbers(plan: &Plan, limits: Limits) -> [usize; 2] {
+    let of = |op: &Op| match *op {
+        Op::AllReduce { x } => {
+            let x = plan.buf(x);
+            x.rows.count(limits.max_tokens, limits.max_outputs.min(limits.max_tokens)).saturating_mul(x.width)
+        }
+        _ => 0,
+    };
+    let most = plan.ops.iter().map(of).max().unwrap_or(0).next_multiple_of(8);
+    [most.min(MOST_SMALL), most]
+}
+
+/// Bytes of a part's room.
+fn room_bytes([few, many]: [usize; 2], n_parts: usize) -> usize {
+    HEAD.saturating_add(2 * n_parts * few * 8).saturating_add((2 * n_parts * 2).saturating_mul(many))
+}
+
+impl CudaParts {
+    fn parts(&self, plan: &Plan) -> Result<Vec<Part>, CompileError> {
+        Ok(partition::partition(plan, self.devices.len())?)
+    }
+
+    /// The devices, each able to write to all others, with a room on each.
+    fn open(&self, plan: &Plan, limits: Limits) -> Result<Vec<(Arc<Context>, Link, Memory)>, CompileError> {
+        let start = |what: String, why: String| CompileError::Start { what, why };
+        driver::init().map_err(|e| start("CUDA".into(), e.to_string()))?;
+        let context =
+            |&device: &usize| Context::new(device).map_err(|e| start(format!("CUDA device {device}"), e.to_string()));
+        let contexts = self.devices.iter().map(context).collect::<Result<Vec<_>, _>>()?;
+        let (first, n_parts, numbers) = (&contexts[0], contexts.len(), numbers(plan, limits));
+        for (i, a) in contexts.iter().enumerate() {
+            if (a.arch, a.sms) != (first.arch, first.sms) {
+                let why =
+                    format!("is a {}, device {} a {}: they have to be alike", a.name, self.devices[0], first.name);
+                return Err(start(format!("CUDA device {}", self.devices[i]), why));
+            }
+            for (j, b) in contexts.iter().enumerate().filter(|&(j, _)| j != i) {
+                if !a.reach(b).failed("a way between devices")? {
+                    let why = format!("it cannot reach the memory of device {}", self.devices[j]);
+                    return Err(start(format!("CUDA device {}", self.devices[i]), why));
+                }
+            }
+        }
+        let room = |context: &Arc<Context>| {
+            context.enter().failed("the device")?;
+            let stream = Stream::new(context).failed("a stream")?;
+            let memory = allocate(context, "rows of other devices", room_bytes(numbers, n_parts))?;
+            // SAFETY: just allocated with this length.
+            unsafe { stream.fill(memory.ptr(), 0, memory.bytes()) }.failed("rows of other devices")?;
+            stream.wait().failed("rows of other devices")?;
+            Ok(memory)
+        };
+        let memories = contexts.iter().map(room).collect::<Result<Vec<_>, CompileError>>()?;
+        let mut rooms = [0; MAX_PARTS];
+        rooms.iter_mut().zip(&memories).for_each(|(room, memory)| *room = memory.ptr());
+        let link = |(part, (context, memory))| (context, Link { part, n_parts, rooms, numbers }, memory);
+        Ok(contexts.into_iter().zip(memories).enumerate().map(link).collect())
+    }
+}
+
+impl Backend for CudaParts {
+    fn name(&self) -> &'static str {
+        self.cuda.name()
+    }
+
+    /// The plan as it is: its parts are lowered when they are compiled.
+    fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
+        CompileError::refuse_of_host(self.name(), &plan)?;
+        self.parts(&plan)?;
+        Ok(plan)
+    }
+
+    /// Of the device that holds most.
+    fn footprint(&self, plan: &ValidPlan, limits: Limits) -> Footprint {
+        let Ok(parts) = self.parts(plan) else { return Footprint::new(MEMORY) };
+        let footprint = |part: Part| {
+            let plan = ValidPlan::new(part.plan).ok().and_then(|plan| self.cuda.lower(plan).ok())?;
+            let mut sum = self.cuda.footprint(&plan, limits);
+            sum.add(backend::Part::Scratch, room_bytes(numbers(&plan, limits), self.devices.len()));
+            Some(sum)
+        };
+        let all = parts.into_iter().filter_map(footprint);
+        all.max_by_key(Footprint::total).unwrap_or_else(|| Footprint::new(MEMORY))
+    }
+
+    fn compile(
+        &self,
+        plan: &ValidPlan,
+        checkpoint: Arc<Checkpoint>,
+        limits: Limits,
+    ) -> Result<Box<dyn Program>, CompileError> {
+        let parts = self.parts(plan)?;
+        let opened = self.open(&parts[0].plan, limits)?;
+        let program = |(i, (part, (context, link, room))): (usize, (Part, (Arc<Context>, Link, Memory)))| {
+            let cuda = Cuda { device: self.devices[i], ..self.cuda.clone() };
+            let plan = cuda.lower(ValidPlan::new(part.plan)?)?;
+            let checkpoint = weights::with_cuts(&checkpoint, &part.cuts)?;
+            let program = compile::compile(&cuda, &plan, &checkpoint, limits, Some((link, room)))?;
+            let name = format!("CUDA device {} ({})", self.devices[i], context.name);
+            Ok((name, Box::new(program) as Box<dyn Program>))
+        };
+        let programs = parts.into_iter().zip(opened).enumerate().map(program);
+        Ok(Box::new(Parts::new(programs.collect::<Result<_, CompileError>>()?)?))
+    }
+}
