@@ -44,7 +44,7 @@ use model::plan::{Plan, ValidPlan, passes};
 
 pub use compile::cache_misfit;
 pub use driver::NoDevice;
-pub use parts::CudaParts;
+pub use parts::{CudaParts, Traffic, traffic};
 
 use self::split::{Host, Moves, Slots, Split};
 use backend::CacheType;

@@ -8,7 +8,7 @@ use model::plan::{Plan, Weight};
 use super::driver::{Context, Module, Ptr, Stream};
 use super::encode::{Encoder, Kernels};
 use super::few_launch::Half;
-use super::nodes::{ATTEND_PAGES, MAX_SPLITS, Mat, Node};
+use super::nodes::{ATTEND_PAGES, Link, MAX_SPLITS, Mat, Node};
 use super::program::list;
 use super::sources::Key;
 use super::tables::{Counts, Given};
@@ -95,7 +95,7 @@ impl<'a> Outline<'a> {
             |e: super::driver::DriverError| CompileError::Start { what: "no device".into(), why: e.to_string() };
         let context = Context::blank(card.arch, card.sms, card.max_shared);
         let stream = Stream::new(&context).map_err(failed)?;
-        let mut laid = compile::lay(cuda, plan, checkpoint, limits, &context, &stream, None)?;
+        let mut laid = compile::lay(cuda, plan, checkpoint, limits, &context, &stream, Some(Link::blank()))?;
         let modules = laid.modules.keys().iter().map(|_| Module::load(&context, &[]));
         let kernels = Kernels::new(modules.collect::<Result<_, _>>().map_err(failed)?);
         let mut layers = HashMap::new();

@@ -44,6 +44,13 @@ pub struct Link {
     numbers: [usize; 2],
 }
 
+impl Link {
+    /// Between parts that are not there, to see what a step would queue.
+    pub fn blank() -> Link {
+        Link { part: 0, n_parts: 2, rooms: [0; MAX_PARTS], numbers: [MOST_SMALL; 2] }
+    }
+}
+
 /// A sum over the parts of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct ReduceNode {
@@ -138,7 +145,43 @@ fn room_bytes([few, many]: [usize; 2], n_parts: usize) -> usize {
     HEAD.saturating_add(2 * n_parts * few * 8).saturating_add((2 * n_parts * 2).saturating_mul(many))
 }
 
+/// What travels between the devices in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traffic {
+    /// Sums over the devices.
+    pub sums: usize,
+    /// Bytes that each device writes to each other one.
+    pub bytes: usize,
+}
+
+/// What a step of so many tokens and rows sends, by a part's plan.
+pub fn traffic(plan: &Plan, n_tokens: usize, n_outputs: usize) -> Traffic {
+    let of = |op: &Op| match *op {
+        Op::AllReduce { x } => {
+            let x = plan.buf(x);
+            let n = x.rows.count(n_tokens, n_outputs) * x.width;
+            Some(n * if n <= MOST_SMALL { 8 } else { 2 })
+        }
+        _ => None,
+    };
+    let bytes: Vec<usize> = plan.ops.iter().filter_map(of).collect();
+    Traffic { sums: bytes.len(), bytes: bytes.iter().sum() }
+}
+
 impl CudaParts {
+    /// The first part of a plan as its device runs it, with the checkpoint that has its tensors.
+    ///
+    /// # Errors
+    /// As [`Backend::compile`], but for what needs a device.
+    pub fn first(
+        &self,
+        plan: &ValidPlan,
+        checkpoint: &Arc<Checkpoint>,
+    ) -> Result<(ValidPlan, Arc<Checkpoint>), CompileError> {
+        let part = self.parts(plan)?.swap_remove(0);
+        Ok((self.cuda.lower(ValidPlan::new(part.plan)?)?, weights::with_cuts(checkpoint, &part.cuts)?))
+    }
+
     fn parts(&self, plan: &Plan) -> Result<Vec<Part>, CompileError> {
         Ok(partition::partition(plan, self.devices.len())?)
     }

@@ -225,7 +225,7 @@ struct Cutter<'a> {
     shares: HashMap<Weight, Share>,
     /// Buffers that hold this part's share of a sum.
     partial: HashSet<Buf>,
-    /// Routers whose experts are shared out, by the ids that they write.
+    /// What this part has of experts that are shared out, by the ids and the weights of their router.
     routed: HashMap<Buf, Range<usize>>,
     layer: Option<u32>,
 }
@@ -273,30 +273,37 @@ impl<'a> Cutter<'a> {
         Part { plan: self.new, cuts: self.cuts }
     }
 
-    /// The experts that this part has of each router whose choice nothing but experts and their sums read.
+    /// The experts that this part has of each router whose choice nothing but experts and their sums read, by the ids
+    /// and by the weights that it writes.
     fn routed(&self) -> HashMap<Buf, Range<usize>> {
+        let ops = &self.plan.ops;
+        let mut uses: HashMap<Buf, Vec<usize>> = HashMap::new();
+        for (i, op) in ops.iter().enumerate() {
+            op.bufs().into_iter().for_each(|(buf, _)| uses.entry(buf).or_default().push(i));
+        }
+        let all = |buf: Buf, holds: &mut dyn FnMut(&Op) -> bool| uses[&buf].iter().all(|&i| holds(&ops[i]));
         let mut routed = HashMap::new();
-        let uses = |buf: Buf| self.plan.ops.iter().filter(move |op| op.bufs().iter().any(|&(b, _)| b == buf));
-        for op in &self.plan.ops {
+        for op in ops {
             let &Op::Route { logits, ids, weights, .. } = op else { continue };
             let n_expert = self.plan.buf(logits).width;
-            let mut rows = HashSet::new();
-            let by_experts = uses(ids).all(|op| match *op {
+            let mut rows = Vec::new();
+            let by_experts = all(ids, &mut |op| match *op {
                 Op::Route { .. } => true,
                 Op::Experts { out, gate, .. } => {
-                    rows.insert(out);
+                    rows.push(out);
                     self.plan.weight(gate).shape[0] == n_expert
                 }
                 _ => false,
             });
-            let summed = |op: &Op| match *op {
+            let mut is_summed = |op: &Op| match *op {
                 Op::Route { .. } | Op::Experts { .. } => true,
                 Op::Combine { y, weights: by, .. } => rows.contains(&y) && by == weights,
                 _ => false,
             };
-            let is_summed = uses(weights).all(summed) && rows.iter().all(|&y| uses(y).all(summed));
-            if by_experts && is_summed && n_expert >= self.n_parts {
-                routed.insert(ids, share(n_expert, self.n_parts, self.part));
+            let are_summed = all(weights, &mut is_summed) && rows.iter().all(|&y| all(y, &mut is_summed));
+            if by_experts && are_summed && n_expert >= self.n_parts {
+                let own = share(n_expert, self.n_parts, self.part);
+                routed.extend([(ids, own.clone()), (weights, own)]);
             }
         }
         routed
@@ -347,7 +354,7 @@ impl<'a> Cutter<'a> {
                     }
                 }
             }
-            Op::Combine { x, add, weights, .. } if self.sums_part(*weights) => {
+            Op::Combine { x, add, weights, .. } if self.routed.contains_key(weights) => {
                 if !*add {
                     self.write(op.clone());
                     return self.sum_of(&op);
@@ -369,12 +376,6 @@ impl<'a> Cutter<'a> {
         if is_sum {
             self.sum_of(&op);
         }
-    }
-
-    /// Whether these are the weights of experts that are shared out.
-    fn sums_part(&self, weights: Buf) -> bool {
-        let of = |op: &Op| matches!(*op, Op::Route { ids, weights: by, .. } if by == weights && self.routed.contains_key(&ids));
-        self.plan.ops.iter().any(of)
     }
 
     /// What an op has written are shares of sums.

@@ -1,15 +1,17 @@
 //! `moebius plan`: the ops that the engine will run, the placement of buffers, and the memory they need.
 
+use std::sync::Arc;
+
 use anyhow::{Result, anyhow, ensure};
 use backend::experts::layout::Layer;
 use backend::experts::simulate::{Predicted, disk_bandwidth, predict, predict_uniform};
 use backend::residency::Residency;
 use backend::{Backend, Kinds, PAGE, Part, RouterInfo};
 use cpu::read_bandwidth;
-use gpu::cuda;
 use gpu::cuda::hot::{Shape, simulate};
 use gpu::cuda::outline::{Card, Launched, Line, Outline};
 use gpu::cuda::split::{self, Split};
+use gpu::cuda::{self, CudaParts};
 use gpu::metal::{self, Metal};
 use model::plan::{Op, Plan};
 
@@ -55,10 +57,14 @@ fn run_cuda(args: &PlanArgs, model: &Model) -> Result<()> {
     setup.check_cache(&model.plan)?;
     let placed = setup.split(&model.checkpoint, &model.plan)?;
     let cuda = placed.as_ref().map_or_else(|| setup.cuda(), |(cuda, ..)| cuda.clone());
-    let plan = cuda.lower(model.plan.clone())?;
+    let parts = setup.cuda_parts();
+    let (plan, checkpoint) = match &parts {
+        Some(parts) => parts.first(&model.plan, &model.checkpoint)?,
+        None => (cuda.lower(model.plan.clone())?, Arc::clone(&model.checkpoint)),
+    };
     let all = Budget::Free(None);
     let fit = memory::fit(&cuda, &plan, &Wish { sequences: 64, ..setup.wish() }, all)?;
-    let outline = Outline::new(&cuda, &plan, &model.checkpoint, fit.limits, card)?;
+    let outline = Outline::new(&cuda, &plan, &checkpoint, fit.limits, card)?;
     if let Some(folder) = &args.cubins {
         let n = cuda::compile_ahead(&outline, card.arch, folder)
             .map_err(|why| anyhow!("failed to compile kernels: {why}"))?;
@@ -73,6 +79,9 @@ fn run_cuda(args: &PlanArgs, model: &Model) -> Result<()> {
     print_footprint(&fit, &units, &plan, model.checkpoint.name(), None)?;
     print_budget(budget, "the driver", "of GPU memory")?;
     print_split(args, &plan, &cuda.split(&plan), &fit)?;
+    if let Some(parts) = &parts {
+        print_traffic(parts, &plan, fit.limits.max_tokens)?;
+    }
     say!("launches for one token on compute capability {}.{}", card.arch / 10, card.arch % 10)?;
     let one = outline.step(1, 1, 1)?;
     let is_same = |a: &Line, b: &Line| (&a.name, a.bytes, &a.launches) == (&b.name, b.bytes, &b.launches);
@@ -101,6 +110,21 @@ fn run_cuda(args: &PlanArgs, model: &Model) -> Result<()> {
     }
     let n = fit.limits.max_tokens;
     say!("  a prompt of {n} tokens: {} launches", launches(&outline.step(1, n, 1)?))
+}
+
+/// What several GPUs send each other.
+fn print_traffic(parts: &CudaParts, plan: &Plan, n_tokens: usize) -> Result<()> {
+    let n = parts.devices.len();
+    say!(
+        "above: device {} of {n}; each has its share of experts, heads and caches, and all of the rest",
+        parts.devices[0]
+    )?;
+    for (what, n_tokens, n_outputs) in [("a token", 1, 1), ("a prompt", n_tokens, 1)] {
+        let cuda::Traffic { sums, bytes } = cuda::traffic(plan, n_tokens, n_outputs);
+        let bytes = machine::bytes((bytes * (n - 1)) as u64);
+        say!("  {what} of {n_tokens}: {sums} sums over the devices, {bytes} that each sends")?;
+    }
+    Ok(())
 }
 
 /// The plan on an Apple GPU, which need not be there: what a step dispatches, layer by layer.

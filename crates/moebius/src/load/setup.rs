@@ -155,12 +155,12 @@ impl EngineSetup {
                 let cpu = self.cpu(self.residency(checkpoint, plan))?;
                 Ok((Box::new(cpu), cpu_name(&cpu)))
             }
-            Chosen::Cuda => match self.devices() {
-                [] | [_] => Ok((Box::new(self.cuda()), "CUDA".into())),
-                all => {
-                    let parts = CudaParts { cuda: self.cuda(), devices: all.to_vec() };
-                    Ok((Box::new(parts), format!("CUDA x{}", all.len())))
+            Chosen::Cuda => match self.cuda_parts() {
+                Some(parts) => {
+                    let name = format!("CUDA x{}", parts.devices.len());
+                    Ok((Box::new(parts), name))
                 }
+                None => Ok((Box::new(self.cuda()), "CUDA".into())),
             },
             Chosen::Metal => Ok((Box::new(self.metal(plan)?), "Metal".into())),
         }
@@ -186,6 +186,12 @@ impl EngineSetup {
     /// Returns the GPUs that were named, where several may be.
     fn devices(&self) -> &[usize] {
         self.step.devices.as_ref().map_or(&[], DeviceList::numbers)
+    }
+
+    /// Returns the GPUs that compute together; none where one does.
+    pub fn cuda_parts(&self) -> Option<CudaParts> {
+        let devices = self.devices();
+        (devices.len() > 1).then(|| CudaParts { cuda: self.cuda(), devices: devices.to_vec() })
     }
 
     /// Returns the NVIDIA GPU, with all weights.

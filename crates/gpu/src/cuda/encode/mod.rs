@@ -51,7 +51,8 @@ fn has_all_shared(entry: &str) -> bool {
     entry.starts_with("few_")
         || matches!(
             entry,
-            "attend"
+            "all_reduce_rows"
+                | "attend"
                 | "attend_long"
                 | "attend_merge"
                 | "router"
