@@ -67,16 +67,14 @@ __device__ __forceinline__ void store_volatile(void* p, uint4 v) {
 
 __device__ __forceinline__ u32 call_number(const AllReduce& a) { return *(volatile u32*)&control(a)->calls + 1; }
 
-// The last block of a call counts it.
-__device__ __forceinline__ void end_call(const AllReduce& a, u32 call) {
+// Counts a call when all of its blocks know its number, which is long before they are done. Called by a block whose
+// threads have read it.
+__device__ __forceinline__ void count_call(const AllReduce& a, u32 call) {
     __syncthreads();
-    if (threadIdx.x != 0) return;
-    __threadfence();
-    if (atomicAdd(&control(a)->done, 1u) == gridDim.x - 1) {
-        control(a)->done = 0;
-        __threadfence();
-        control(a)->calls = call;
-    }
+    if (threadIdx.x != blockDim.x - 1) return;
+    if (gridDim.x > 1 && atomicAdd(&control(a)->done, 1u) != gridDim.x - 1) return;
+    control(a)->done = 0;
+    control(a)->calls = call;
 }
 
 __device__ __forceinline__ u32 bits(float x) { return __float_as_uint(x); }
@@ -86,6 +84,8 @@ __device__ __forceinline__ u32 bits(float x) { return __float_as_uint(x); }
 KERNEL __launch_bounds__(1024) all_reduce_rows(const __grid_constant__ AllReduce a) {
     __shared__ float scratch[33];
     PDL_LAUNCH();
+    float4 near = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (a.norm_w && 4 * threadIdx.x < a.d) near = *(const float4*)(a.norm_w + 4 * threadIdx.x);
     PDL_WAIT();
     const u32 call = call_number(a), turn = call & 1;
     const u64 row = (u64)blockIdx.x * a.d;
@@ -98,6 +98,7 @@ KERNEL __launch_bounds__(1024) all_reduce_rows(const __grid_constant__ AllReduce
             store_volatile(to + 2, make_uint4(bits(v.z), call, bits(v.w), call));
         }
     }
+    count_call(a, call);
     float squares = 0.0f;
     float4 kept = {0.0f, 0.0f, 0.0f, 0.0f};
     for (u32 i = 4 * threadIdx.x; i < a.d; i += 4 * blockDim.x) {
@@ -122,7 +123,7 @@ KERNEL __launch_bounds__(1024) all_reduce_rows(const __grid_constant__ AllReduce
                 sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
             }
         }
-        *(float4*)(a.x + row + i) = sum;
+        if (!a.residual || a.keeps_x) *(float4*)(a.x + row + i) = sum;
         if (!a.residual) continue;
         sum.x += before.x, sum.y += before.y, sum.z += before.z, sum.w += before.w;
         *(float4*)(a.residual + row + i) = sum;
@@ -133,11 +134,10 @@ KERNEL __launch_bounds__(1024) all_reduce_rows(const __grid_constant__ AllReduce
         const float r = 1.0f / sqrtf(block_sum(squares, scratch) / (float)a.d + a.eps);
         for (u32 i = 4 * threadIdx.x; i < a.d; i += 4 * blockDim.x) {
             const float4 v = i == 4 * threadIdx.x ? kept : *(const float4*)(a.residual + row + i);
-            const float4 w = *(const float4*)(a.norm_w + i);
+            const float4 w = i == 4 * threadIdx.x ? near : *(const float4*)(a.norm_w + i);
             *(float4*)(a.norm_out + row + i) = make_float4(v.x * r * w.x, v.y * r * w.y, v.z * r * w.z, v.w * r * w.w);
         }
     }
-    end_call(a, call);
 }
 
 __device__ __forceinline__ u32 pair_of(float low, float high) {
@@ -151,22 +151,42 @@ __device__ __forceinline__ uint4 packed_eight(const float* x) {
     return make_uint4(pair_of(a.x, a.y), pair_of(a.z, a.w), pair_of(b.x, b.y), pair_of(b.z, b.w));
 }
 
-// Many rows, rounded to bf16 in every part alike, a share of them a block: grid (at most FLAGS), block 512. All blocks
-// are resident at once, here and in the other parts. n is a multiple of 8.
-KERNEL __launch_bounds__(512) all_reduce_many(const __grid_constant__ AllReduce a) {
+__device__ __forceinline__ void add_eight(float (&sum)[8], uint4 v) {
+    const u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        sum[2 * j] += __uint_as_float(words[j] << 16);
+        sum[2 * j + 1] += __uint_as_float(words[j] & 0xffff0000u);
+    }
+}
+
+__device__ __forceinline__ void store_eight(float* to, const float (&v)[8]) {
+    *(float4*)to = make_float4(v[0], v[1], v[2], v[3]);
+    *(float4*)(to + 4) = make_float4(v[4], v[5], v[6], v[7]);
+}
+
+#define MANY_WARPS 32
+
+// Many rows, rounded to bf16 in every part alike, some of them a block: grid (at most FLAGS), block 1024. All blocks are
+// resident at once, here and in the other parts. Residual and norm as above; d is a multiple of 8. As many warps share a
+// row as leave none idle.
+KERNEL __launch_bounds__(32 * MANY_WARPS, 1) all_reduce_many(const __grid_constant__ AllReduce a) {
+    __shared__ float squares_of[MANY_WARPS];
     PDL_LAUNCH();
     PDL_WAIT();
-    const u32 call = call_number(a), turn = call & 1;
-    const u64 each = (a.n / 8 + gridDim.x - 1) / gridDim.x * 8, first = min(blockIdx.x * each, a.n);
-    const u64 end = min(first + each, a.n), step = 8 * blockDim.x;
-    for (u64 i = first + 8 * threadIdx.x; i < end; i += step) {
+    const u32 call = call_number(a), turn = call & 1, rows = (u32)(a.n / a.d);
+    const u32 each = (rows + gridDim.x - 1) / gridDim.x, first_row = min(blockIdx.x * each, rows);
+    const u32 n_rows = min(each, rows - first_row);
+    const u64 first = (u64)first_row * a.d, n = (u64)n_rows * a.d;
+#pragma unroll 2
+    for (u64 i = first + 8 * threadIdx.x; i < first + n; i += 8 * 32 * MANY_WARPS) {
         const uint4 v = packed_eight(a.x + i);
         for (u32 p = 0; p < a.n_parts; p++) {
             if (p != a.part) *(uint4*)(large_rows(a, p, a.part, turn) + i) = v;
         }
     }
     __threadfence_system();
-    __syncthreads();
+    count_call(a, call);
     if (threadIdx.x < a.n_parts && threadIdx.x != a.part) {
         u32* to = flags(a, threadIdx.x, a.part) + blockIdx.x;
         asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(call) : "memory");
@@ -178,19 +198,44 @@ KERNEL __launch_bounds__(512) all_reduce_many(const __grid_constant__ AllReduce 
         });
     }
     __syncthreads();
-    for (u64 i = first + 8 * threadIdx.x; i < end; i += step) {
-        float sum[8] = {};
-        for (u32 p = 0; p < a.n_parts; p++) {
-            const uint4 v = p == a.part ? packed_eight(a.x + i) : load_volatile(large_rows(a, a.part, p, turn) + i);
-            const u32 words[4] = {v.x, v.y, v.z, v.w};
+    u32 share = 1; // warps of a row
+    while (share < MANY_WARPS && share * each < MANY_WARPS) share *= 2;
+    if (share * each > MANY_WARPS && share > 1) share /= 2;
+    const u32 warp = threadIdx.x / 32, group = warp / share, groups = MANY_WARPS / share;
+    const u32 thread = threadIdx.x % (32 * share), step = 8 * 32 * share;
+    for (u32 base = 0; base < n_rows; base += groups) {
+        const bool has_row = base + group < n_rows;
+        const u64 row = first + (u64)(base + group) * a.d;
+        float squares = 0.0f;
+        for (u32 i = 8 * thread; has_row && i < a.d; i += step) {
+            const uint4 own = packed_eight(a.x + row + i);
+            float sum[8] = {};
+            for (u32 p = 0; p < a.n_parts; p++) {
+                add_eight(sum, p == a.part ? own : __ldcg((const uint4*)(large_rows(a, a.part, p, turn) + row + i)));
+            }
+            if (!a.residual || a.keeps_x) store_eight(a.x + row + i, sum);
+            if (!a.residual) continue;
+            const float4 low = *(const float4*)(a.residual + row + i), high = *(const float4*)(a.residual + row + i + 4);
+            const float before[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                sum[2 * j] += __uint_as_float(words[j] << 16);
-                sum[2 * j + 1] += __uint_as_float(words[j] & 0xffff0000u);
+            for (int j = 0; j < 8; j++) sum[j] += before[j], squares += sum[j] * sum[j];
+            store_eight(a.residual + row + i, sum);
+        }
+        if (!a.norm_w) continue;
+        squares = warp_sum(squares);
+        if (threadIdx.x % 32 == 0) squares_of[warp] = squares;
+        __syncthreads();
+        float total = 0.0f;
+        for (u32 w = 0; w < share; w++) total += squares_of[group * share + w];
+        __syncthreads();
+        const float r = 1.0f / sqrtf(total / (float)a.d + a.eps);
+        for (u32 i = 8 * thread; has_row && i < a.d; i += step) {
+#pragma unroll
+            for (int h = 0; h < 8; h += 4) {
+                const float4 v = *(const float4*)(a.residual + row + i + h), w = *(const float4*)(a.norm_w + i + h);
+                *(float4*)(a.norm_out + row + i + h) =
+                    make_float4(v.x * r * w.x, v.y * r * w.y, v.z * r * w.z, v.w * r * w.w);
             }
         }
-        *(float4*)(a.x + i) = make_float4(sum[0], sum[1], sum[2], sum[3]);
-        *(float4*)(a.x + i + 4) = make_float4(sum[4], sum[5], sum[6], sum[7]);
     }
-    end_call(a, call);
 }

@@ -125,6 +125,7 @@ struct AllReduce {
     float* norm_out;        // [rows, d]
     u32 d;
     float eps;
+    u32 keeps_x, reserved;  // x itself is read, besides what it is added to
 };
 
 // Pairs whose experts may have slots on the device, and the rows of the others in host memory.

@@ -132,9 +132,9 @@ args! {
         x: Ptr, y: Ptr, weights: Ptr, norm_w: Ptr, norm_out: Ptr, shared_y: Ptr, share: Ptr, rows: u32, n_used: u32,
         d: u32, add: u32, eps: f32, reserved: u32, next_w: Ptr, columns: Ptr, squares: Ptr, places: Ptr,
     }
-    struct AllReduce: 128 {
+    struct AllReduce: 136 {
         x: Ptr, parts: [Ptr; 8], n: u64, part: u32, n_parts: u32, rooms: [u32; 2], residual: Ptr, norm_w: Ptr,
-        norm_out: Ptr, d: u32, eps: f32,
+        norm_out: Ptr, d: u32, eps: f32, keeps_x: u32, reserved: u32,
     }
     struct Hot: 56 {
         ids: Ptr, table: Ptr, slots: Ptr, host: Ptr, out: Ptr, n_pairs: u32, n_expert: u32, n_slots: u32, n: u32,

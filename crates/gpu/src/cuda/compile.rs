@@ -203,6 +203,7 @@ pub fn lay<'a>(
     let device = few_launch::Device { sms: context.sms, max_shared: context.max_shared };
     let device = few_launch::fits(context.arch).then_some(device);
     few::mark_summed(plan, &mut of_ops);
+    parts::mark_added(plan, &mut of_ops);
     let mut slotted = of_ops.clone();
     for (op, nodes) in plan.ops.iter().zip(&mut slotted) {
         if let Some(node) = nodes.first().map(|node| lower.slotted(op, node)).transpose()?.flatten() {

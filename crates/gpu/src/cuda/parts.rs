@@ -11,8 +11,9 @@ use super::args;
 use super::compile::{self, Failed, allocate};
 use super::driver::{self, Context, DriverError, Memory, Ptr, Stream};
 use super::encode::Encoder;
+use super::few;
 use super::launch::Launch;
-use super::nodes::{ModuleId, Modules, Node, View};
+use super::nodes::{ModuleId, Node, View};
 use super::{Cuda, MEMORY};
 use backend::parts::Parts;
 use backend::{Backend, CompileError, Footprint, Limits, Program, weights};
@@ -59,6 +60,8 @@ pub struct ReduceNode {
     pub link: Link,
     /// The row that it is added to, and the norm of that.
     pub norm: Option<AddedNorm>,
+    /// Nothing else reads the sum.
+    pub is_added: bool,
 }
 
 /// A row with a residual, as [`Node::RmsNorm`] has it.
@@ -68,6 +71,16 @@ pub struct AddedNorm {
     w: Ptr,
     eps: f32,
     out: View,
+}
+
+/// Notes which sums nothing reads but a norm with a residual.
+pub fn mark_added(plan: &Plan, nodes: &mut [Vec<Node>]) {
+    for (i, nodes) in nodes.iter_mut().enumerate() {
+        let (&Op::AllReduce { x }, [Node::AllReduce(sum)]) = (&plan.ops[i], nodes.as_mut_slice()) else { continue };
+        let adds = |&j: &usize| matches!(plan.ops[j], Op::RmsNorm { residual, .. } if residual == Some(x));
+        let readers = few::readers(plan, x, i);
+        sum.is_added = readers.len() == 1 && readers.iter().all(adds) && x != plan.logits && plan.hidden() != Some(x);
+    }
 }
 
 /// Gives sums the norms behind them.
@@ -89,7 +102,7 @@ pub fn with_norms(nodes: Vec<Node>) -> Vec<Node> {
 impl Encoder<'_> {
     /// Adds rows up over the parts.
     pub(super) fn all_reduce(&mut self, node: &ReduceNode) -> Result<(), DriverError> {
-        let &ReduceNode { module, x, link, norm } = node;
+        let &ReduceNode { module, x, link, norm, is_added } = node;
         let rows = x.rows.count(self.counts.tokens, self.counts.rows);
         let n = rows * x.width;
         let args = args::AllReduce {
@@ -102,28 +115,24 @@ impl Encoder<'_> {
             d: x.width as u32,
             ..Default::default()
         };
-        if n <= link.numbers[0] {
-            let block = (x.width / 4).next_multiple_of(32).min(1024) as u32;
-            let launch = Launch { entry: "all_reduce_rows", grid: [rows as u32, 1, 1], block, shared: 0 };
-            let args = match norm {
-                Some(AddedNorm { x, w, eps, out }) => {
-                    args::AllReduce { residual: x.ptr, norm_w: w, norm_out: out.ptr, eps, ..args }
-                }
-                None => args,
-            };
-            return self.run(module, launch, &args);
-        }
-        let blocks = self.sms.min(MOST_BLOCKS).min(n.div_ceil(8 * 512)) as u32;
-        self.run(module, Launch { entry: "all_reduce_many", grid: [blocks, 1, 1], block: 512, shared: 0 }, &args)?;
-        match norm {
+        let args = match norm {
             Some(AddedNorm { x, w, eps, out }) => {
-                let (rows, d) = (rows as u32, x.width as u32);
-                let residual = node.x.ptr;
-                let args = args::RmsNorm { x: x.ptr, residual, w, out: out.ptr, rows, d, eps, reserved: 0 };
-                self.run(Modules::NORM, Launch::many_rows("rms_norm", rows as usize, x.width, 8), &args)
+                let keeps_x = u32::from(!is_added);
+                args::AllReduce { residual: x.ptr, norm_w: w, norm_out: out.ptr, eps, keeps_x, ..args }
             }
-            None => Ok(()),
-        }
+            None => args,
+        };
+        let launch = match n <= link.numbers[0] {
+            true => {
+                let block = (x.width / 4).next_multiple_of(32).min(1024) as u32;
+                Launch { entry: "all_reduce_rows", grid: [rows as u32, 1, 1], block, shared: 0 }
+            }
+            false => {
+                let blocks = self.sms.min(MOST_BLOCKS).min(rows) as u32;
+                Launch { entry: "all_reduce_many", grid: [blocks, 1, 1], block: 1024, shared: 0 }
+            }
+        };
+        self.run(module, launch, &args)
     }
 }
 

@@ -22,8 +22,8 @@ use model::plan::{Buf, GateFactor, Op, Plan};
 
 pub use self::attend::attend_singles;
 pub use self::delta::{DeltaRoom, join_rules};
-pub use self::pattern::mark_summed;
 use self::pattern::{Moe, Post};
+pub use self::pattern::{mark_summed, readers};
 use super::args::{LogitSums, Prologue};
 use super::driver::Ptr;
 use super::few_launch::{self, Device};

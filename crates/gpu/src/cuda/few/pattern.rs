@@ -66,7 +66,7 @@ pub(super) struct Post {
 }
 
 /// The ops behind `i` that read a buffer before it is overwritten.
-pub(super) fn readers(plan: &Plan, buf: Buf, i: usize) -> Vec<usize> {
+pub fn readers(plan: &Plan, buf: Buf, i: usize) -> Vec<usize> {
     let mut found = Vec::new();
     for (j, op) in plan.ops.iter().enumerate().skip(i + 1) {
         let accesses: Vec<Access> = op.bufs().iter().filter(|(b, _)| *b == buf).map(|(_, a)| *a).collect();

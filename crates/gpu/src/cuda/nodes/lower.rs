@@ -353,7 +353,7 @@ impl Lower<'_, '_> {
                     return Err(CompileError::Unsupported { backend: "cuda", what });
                 };
                 let module = self.modules.id(Key::plain(sources::ALL_REDUCE));
-                Node::AllReduce(ReduceNode { module, x, link, norm: None })
+                Node::AllReduce(ReduceNode { module, x, link, norm: None, is_added: false })
             }
         }])
     }
