@@ -276,12 +276,16 @@ def router(name, rng, n_expert, width, skew):
 
 
 def qwen3(args):
-    """Qwen3-30B-A3B: 128 experts, eight a token."""
-    d, heads, kv, head, experts, ff = 2048, 32, 4, 128, 128, 768
-    s = Shape(args, "qwen3moe", "Qwen3-30B-A3B", 48, 151_936, 40_960, d)
+    """Qwen3-30B-A3B and 235B-A22B: 128 experts, eight a token."""
+    if args.model == "qwen3-235b":
+        d, heads, ff, layers, name = 4096, 64, 1536, 94, "Qwen3-235B-A22B"
+    else:
+        d, heads, ff, layers, name = 2048, 32, 768, 48, "Qwen3-30B-A3B"
+    kv, head, experts = 4, 128, 128
+    s = Shape(args, "qwen3moe", name, layers, 151_936, 40_960, d)
     s.attention(heads, kv, head, head, 1e6)
     s.experts(experts, 8, ff)
-    s.w.add_feed_forward_length(6144)
+    s.w.add_feed_forward_length(8 * ff)
     s.ends()
     for p, _, fine in s.each_layer():
         s.add(p + "attn_k.weight", kv * head, d)
@@ -454,6 +458,7 @@ def deepseek(args):
 
 MODELS = {
     "qwen3-30b": qwen3,
+    "qwen3-235b": qwen3,
     "qwen35-35b": qwen35,
     "gemma4-26b": gemma4,
     "qwen35-397b": qwen35,

@@ -1,4 +1,4 @@
-// all_reduce: x = sum of x over the parts of a plan, each on a device of its own that reaches the others' memory. Terms
+// all_reduce: x = sum of x over the parts of a plan, each on a device that reaches the others' memory. Terms
 // are added in the order of the parts, so that all have the same bits.
 //
 // Every part has a room that the others write to: control words, flags, and two turns of rows from each part. Calls are
@@ -79,8 +79,9 @@ __device__ __forceinline__ void count_call(const AllReduce& a, u32 call) {
 
 __device__ __forceinline__ u32 bits(float x) { return __float_as_uint(x); }
 
-// Few rows, each number beside its call, so that whoever finds the call has the number: grid (rows), block up to 1024,
-// four numbers of a row a thread. With a residual x is added to it, and with a norm its rms_norm goes to norm_out.
+// Few rows, each number together with its call, so that a part which finds the call has the number: grid (rows), block
+// up to 1024, four numbers of a row a thread. With a residual x is added to it, and with a norm its rms_norm goes to
+// norm_out.
 KERNEL __launch_bounds__(1024) all_reduce_rows(const __grid_constant__ AllReduce a) {
     __shared__ float scratch[33];
     PDL_LAUNCH();

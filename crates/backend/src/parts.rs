@@ -1,8 +1,8 @@
-//! One program of several: the parts of a plan ([`model::plan::partition`]), each on a device and a thread of its own.
+//! One program of several: the parts of a plan ([`model::plan::partition`]), each on a device and a thread.
 //!
 //! All parts take the same steps in the same order. The first answers: rows of logits are the same in every part.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -28,6 +28,7 @@ struct Worker {
     batch: Arc<Mutex<Batch>>,
     commands: Option<Sender<Command>>,
     done: Receiver<Result<(), StepError>>,
+    is_lost: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -51,11 +52,12 @@ impl Parts {
             let (commands, inbox) = mpsc::channel();
             let (outbox, done) = mpsc::channel();
             let batch = Arc::new(Mutex::new(Batch::default()));
-            let own = Arc::clone(&batch);
+            let is_lost = Arc::new(AtomicBool::new(false));
+            let (own, own_lost) = (Arc::clone(&batch), Arc::clone(&is_lost));
             let thread = std::thread::Builder::new().name(format!("part {name}"));
-            let thread = thread.spawn(move || serve(program, &inbox, &outbox, &own));
+            let thread = thread.spawn(move || serve(program, &inbox, &outbox, &own, &own_lost));
             let thread = thread.map_err(|e| start(format!("the thread of {name}"), e.to_string()))?;
-            Ok(Worker { name, batch, commands: Some(commands), done, thread: Some(thread) })
+            Ok(Worker { name, batch, commands: Some(commands), done, is_lost, thread: Some(thread) })
         };
         let others = programs.map(worker).collect::<Result<_, CompileError>>()?;
         Ok(Parts { first, others })
@@ -100,6 +102,7 @@ fn serve(
     inbox: &Receiver<Command>,
     outbox: &Sender<Result<(), StepError>>,
     batch: &Mutex<Batch>,
+    is_lost: &AtomicBool,
 ) {
     while let Some(command) = take(inbox) {
         match command {
@@ -108,6 +111,7 @@ fn serve(
                 let submitted = program.submit(&batch);
                 drop(batch);
                 let done = submitted.and_then(|()| program.wait().map(drop));
+                is_lost.store(program.is_lost(), Ordering::Relaxed);
                 if outbox.send(done).is_err() {
                     return;
                 }
@@ -184,7 +188,10 @@ impl Program for Parts {
     }
 
     fn is_lost(&self) -> bool {
-        self.first.is_lost() || self.others.iter().any(|other| other.thread.as_ref().is_none_or(|t| t.is_finished()))
+        let is_other_lost = |other: &Worker| {
+            other.is_lost.load(Ordering::Relaxed) || other.thread.as_ref().is_none_or(JoinHandle::is_finished)
+        };
+        self.first.is_lost() || self.others.iter().any(is_other_lost)
     }
 
     /// Pages are spread over the parts.
@@ -246,7 +253,7 @@ struct Round {
 }
 
 impl Loopback {
-    /// Between so many parts.
+    /// Between this number of parts.
     pub fn new(n_parts: usize) -> Loopback {
         let round = Round { rows: vec![Vec::new(); n_parts], ..Round::default() };
         Loopback { n_parts, round: Mutex::new(round), changed: Condvar::new() }

@@ -47,7 +47,7 @@ pub fn extents(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<Extents
     }
 }
 
-/// The checkpoint with these columns of its tensors as tensors of their own; the same one where there are none.
+/// The checkpoint with these columns of its tensors as separate tensors; the same one where there are none.
 ///
 /// # Errors
 /// A tensor is not there, its columns are not whole blocks, or its file cannot be opened again.

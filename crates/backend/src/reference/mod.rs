@@ -35,7 +35,7 @@ pub struct Reference;
 #[derive(Clone, Copy, Debug)]
 pub struct Rounded(pub CacheType);
 
-/// The parts of a plan, each by an interpreter on a thread of its own.
+/// The parts of a plan, this many, each by an interpreter on its thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Parted(pub usize);
 

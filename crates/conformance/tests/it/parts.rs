@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ::gpu::cuda::{self, CudaParts};
+use backend::Backend;
 use backend::CacheType;
 use backend::reference::{Parted, Reference};
 use conformance::backends::gpu;
 use conformance::{PLAIN, Session, Shape, model, relative, tokens};
-use model::plan::{Op, Plan, partition};
+use model::plan::{Op, Plan, ValidPlan, partition};
 
 use crate::cuda::relative_of_most;
 
@@ -108,7 +109,7 @@ fn shapes_of_every_kind_in_parts() {
 fn two_gpus() {
     let n_usable = cuda::devices().map_or(0, |found| found.devices.iter().filter(|d| d.unusable.is_none()).count());
     let Some(cuda) = gpu(CacheType::F16).filter(|_| n_usable >= 2) else { return };
-    let parts = CudaParts { cuda, devices: vec![0, 1] };
+    let parts = CudaParts { cuda: cuda.clone(), devices: vec![0, 1] };
     for (i, shape) in shapes().into_iter().enumerate() {
         let model = model(shape);
         for n in [11, 150, 700] {
@@ -135,9 +136,13 @@ fn two_gpus() {
             }
         };
         let exact = rows(&mut Session::new(&Reference, &model, 96), &ids);
-        let error = relative_of_most(&found, &exact, model.0.n_vocab);
-        println!("{}: {error:.2e}", path.display());
-        assert!(error <= 4e-2, "{}: {error:e}", path.display());
+        let of = |found: &[f32]| relative_of_most(found, &exact, model.0.n_vocab);
+        let lowered = cuda.lower(ValidPlan::new(model.0.clone()).unwrap()).unwrap().into_plan();
+        let alone = of(&rows(&mut Session::new(&cuda, &(lowered, Arc::clone(&model.1)), 96), &ids));
+        let error = of(&found);
+        println!("{}: {error:.2e}, one GPU {alone:.2e}", path.display());
+        // Near ties of random routers fall to other experts in other sums.
+        assert!(error <= 2.0 * alone + 1e-2, "{}: {error:e}, one GPU {alone:e}", path.display());
     }
 }
 

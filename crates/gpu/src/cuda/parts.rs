@@ -22,8 +22,8 @@ use backend::{Backend, CompileError, Footprint, Limits, Program, weights};
 const HEAD: usize = 4 * (64 + MAX_PARTS * MOST_BLOCKS);
 const MOST_BLOCKS: usize = 256;
 
-/// Numbers that travel beside their call at most. More are worth a flag and half the bytes.
-const MOST_SMALL: usize = 128 << 10;
+/// Maximum number of values that travel together with their call. More are worth a flag and half the bytes.
+const MOST_SMALL: usize = 512 << 10;
 
 /// NVIDIA GPUs of this machine that compute a model together.
 #[derive(Clone, Debug)]
@@ -83,7 +83,7 @@ pub fn mark_added(plan: &Plan, nodes: &mut [Vec<Node>]) {
     }
 }
 
-/// Gives sums the norms behind them.
+/// Gives sums the norms that follow them.
 pub fn with_norms(nodes: Vec<Node>) -> Vec<Node> {
     let mut joined: Vec<Node> = Vec::with_capacity(nodes.len());
     for node in nodes {
@@ -122,7 +122,8 @@ impl Encoder<'_> {
             }
             None => args,
         };
-        let launch = match n <= link.numbers[0] {
+        // All blocks have to be resident.
+        let launch = match n <= link.numbers[0] && rows <= 2 * self.sms {
             true => {
                 let block = (x.width / 4).next_multiple_of(32).min(1024) as u32;
                 Launch { entry: "all_reduce_rows", grid: [rows as u32, 1, 1], block, shared: 0 }
@@ -163,7 +164,7 @@ pub struct Traffic {
     pub bytes: usize,
 }
 
-/// What a step of so many tokens and rows sends, by a part's plan.
+/// What a step of these tokens and rows sends, by a part's plan.
 pub fn traffic(plan: &Plan, n_tokens: usize, n_outputs: usize) -> Traffic {
     let of = |op: &Op| match *op {
         Op::AllReduce { x } => {

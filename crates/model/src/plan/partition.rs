@@ -3,7 +3,7 @@
 //! Every part has the whole residual stream and all that is small. Heads of attention and the columns between two
 //! products are shared out (Megatron-LM, arXiv 1909.08053): the first product has some of its rows in each part, the
 //! second the columns that go with them, and its outputs are added up over the parts ([`Op::AllReduce`]). Experts are
-//! shared out whole: a part computes those of its own and sums them, and the sums are added up. What cannot be shared
+//! shared out whole: a part computes and sums those that it has, and the sums are added up. What cannot be shared
 //! out evenly every part computes for itself, to the same bits.
 
 use std::collections::{HashMap, HashSet};
@@ -20,11 +20,11 @@ pub const MAX_PARTS: usize = 8;
 pub struct Part {
     /// Its plan.
     pub plan: Plan,
-    /// Columns of tensors that its weights name as tensors of their own.
+    /// Columns of tensors that its weights name as separate tensors.
     pub cuts: Vec<Cut>,
 }
 
-/// Some columns of a tensor, the numbers `columns` of each of its rows, under a name of their own.
+/// Some columns of a tensor, the numbers `columns` of each of its rows, under a separate name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Cut {
     /// The tensor, by its name in the checkpoint.
@@ -384,7 +384,7 @@ impl<'a> Cutter<'a> {
         self.partial.extend(written.map(|(buf, _)| buf));
     }
 
-    /// Appends an op, behind the sums over the parts of what it reads.
+    /// Appends an op, after the sums over the parts of what it reads.
     fn write(&mut self, op: Op) {
         let stays = match op {
             // Sums of shares, and multiples of them, are shares.
