@@ -168,9 +168,9 @@ __device__ __forceinline__ void store_eight(float* to, const float (&v)[8]) {
 
 #define MANY_WARPS 32
 
-// Many rows, rounded to bf16 in every part alike, some of them a block: grid (at most FLAGS), block 1024. All blocks are
-// resident at once, here and in the other parts. Residual and norm as above; d is a multiple of 8. As many warps share a
-// row as leave none idle.
+// Many rows, rounded to bf16 in every part alike, some of them a block: grid (at most FLAGS), block 1024. All blocks
+// are resident at once, here and in the other parts. Residual and norm as above; d is a multiple of 8. As many warps
+// share a row as leave none idle.
 KERNEL __launch_bounds__(32 * MANY_WARPS, 1) all_reduce_many(const __grid_constant__ AllReduce a) {
     __shared__ float squares_of[MANY_WARPS];
     PDL_LAUNCH();
@@ -216,7 +216,8 @@ KERNEL __launch_bounds__(32 * MANY_WARPS, 1) all_reduce_many(const __grid_consta
             }
             if (!a.residual || a.keeps_x) store_eight(a.x + row + i, sum);
             if (!a.residual) continue;
-            const float4 low = *(const float4*)(a.residual + row + i), high = *(const float4*)(a.residual + row + i + 4);
+            const float4 low = *(const float4*)(a.residual + row + i);
+            const float4 high = *(const float4*)(a.residual + row + i + 4);
             const float before[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
             for (int j = 0; j < 8; j++) sum[j] += before[j], squares += sum[j] * sum[j];
