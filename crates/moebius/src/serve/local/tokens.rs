@@ -1,7 +1,6 @@
 //! Tokens in, tokens out: the engine for a program whose texts are made elsewhere, such as a worker after a frontend
 //! that tokenizes, renders templates and parses answers. Knows neither chat nor fields of requests.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -213,18 +212,26 @@ impl Local {
     }
 }
 
-/// Returns a folder that says what a model's texts are: `config.json`, `generation_config.json`, `tokenizer.json` and
-/// `tokenizer_config.json`. A model folder is returned as it is; of a GGUF file, or the embedded model, these are
-/// written into `folder`, which is made.
+/// What says what a model's texts are: `config.json`, `generation_config.json`, `tokenizer.json` and
+/// `tokenizer_config.json`, the chat template in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Texts {
+    /// They are in the model's own folder.
+    Folder(PathBuf),
+    /// Those of a GGUF file: names and contents.
+    Files(Vec<(&'static str, String)>),
+}
+
+/// Returns what says what the texts of a model are, of the embedded one where no `path` is given.
 ///
 /// # Errors
-/// The model cannot be opened, its tokenizer has no such form, or writing fails.
-pub fn text_folder(path: Option<&Path>, folder: &Path) -> Result<PathBuf> {
+/// The model cannot be opened, or its tokenizer has no such form.
+pub fn texts(path: Option<&Path>) -> Result<Texts> {
     let checkpoint = embedded::open(path)?;
     let own = checkpoint.path();
     let own = if own.is_dir() { Some(own) } else { own.parent().filter(|parent| parent.join("config.json").is_file()) };
     if let Some(own) = own.filter(|own| own.join("tokenizer.json").is_file()) {
-        return Ok(own.to_path_buf());
+        return Ok(Texts::Folder(own.to_path_buf()));
     }
     let meta = checkpoint.meta();
     let FolderTexts { tokenizer, config: mut settings, ends } =
@@ -233,7 +240,7 @@ pub fn text_folder(path: Option<&Path>, folder: &Path) -> Result<PathBuf> {
     let id = |name: &str| meta.opt_u32(&format!("tokenizer.ggml.{name}_token_id")).ok().flatten();
     let mut config = Map::new();
     config.insert("model_type".into(), json!(plan.arch));
-    config.insert("architectures".into(), json!([format!("Gguf{}", plan.arch)]));
+    config.insert("architectures".into(), json!([plan.arch]));
     config.insert("max_position_embeddings".into(), json!(plan.n_ctx_train));
     config.insert("vocab_size".into(), json!(plan.n_vocab));
     let mut generation = Map::new();
@@ -249,17 +256,10 @@ pub fn text_folder(path: Option<&Path>, folder: &Path) -> Result<PathBuf> {
     if let Some(template) = meta.opt_str("tokenizer.chat_template")? {
         settings.insert("chat_template".into(), json!(template));
     }
-    fs::create_dir_all(folder).with_context(|| format!("failed to make {}", folder.display()))?;
-    let files = [
-        ("config.json", Value::Object(config)),
-        ("generation_config.json", Value::Object(generation)),
-        ("tokenizer.json", tokenizer),
-        ("tokenizer_config.json", Value::Object(settings)),
-    ];
-    for (name, value) in files {
-        let path = folder.join(name);
-        fs::write(&path, serde_json::to_string(&value)?)
-            .with_context(|| format!("failed to write {}", path.display()))?;
-    }
-    Ok(folder.to_path_buf())
+    Ok(Texts::Files(vec![
+        ("config.json", Value::Object(config).to_string()),
+        ("generation_config.json", Value::Object(generation).to_string()),
+        ("tokenizer.json", tokenizer.to_string()),
+        ("tokenizer_config.json", Value::Object(settings).to_string()),
+    ]))
 }
