@@ -64,7 +64,7 @@ class Worker(Process):
         self.port = free_port()
         more = {"DYN_SYSTEM_PORT": str(self.port), "DYN_SYSTEM_HOST": "127.0.0.1"}
         named = ["-m", model] if model else []
-        engine = ["--backend", "cpu", "--threads", "1", "--ctx", "2048", "--parallel", "8", *flags]
+        engine = ["--backend", "cpu", "--threads", "1", "--ctx", "1024", "--parallel", "8", *flags]
         super().__init__(name, [program, *named, "--name", MODEL, *engine, *PLANES], folder, more)
 
     def ready(self):

@@ -68,6 +68,10 @@ impl Args {
         if mode != DisaggregationMode::Aggregated {
             return Err(format!("--disaggregation-mode {mode:?} is not supported: a worker does prompts and answers"));
         }
+        let offered = args.common.endpoint_types.split(',').map(str::trim);
+        if let Some(other) = offered.into_iter().find(|name| !["chat", "completions"].contains(name)) {
+            return Err(format!("--endpoint-types {other} is not supported: it may be chat, completions or both"));
+        }
         if args.common.route_to_encoder {
             return Err("--route-to-encoder is not supported: workers take no images".into());
         }
@@ -170,6 +174,7 @@ mod tests {
     fn what_is_not_there_is_refused_by_its_name() {
         for (line, expected) in [
             ("moebius-dynamo --disaggregation-mode prefill", "--disaggregation-mode Prefill is not supported"),
+            ("moebius-dynamo --endpoint-types chat,embeddings", "--endpoint-types embeddings is not supported"),
             ("moebius-dynamo --drain soon", "invalid value 'soon'"),
             ("moebius-dynamo --event-plane carrier-pigeon", "carrier-pigeon"),
         ] {

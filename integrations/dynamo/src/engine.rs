@@ -53,7 +53,7 @@ impl LLMEngine for Moebius {
         // It starts a runtime for its own routes, which may not happen on a thread of this one.
         let opened = tokio::task::spawn_blocking(move || Local::open(flags)).await;
         let opened = opened.map_err(|why| error(BackendError::Unknown, format!("failed to load the model: {why}")))?;
-        let local = Handle(Some(opened.map_err(|why| error(BackendError::InvalidArgument, moebius::causes(&why)))?));
+        let local = Handle(Some(opened.map_err(|why| error(BackendError::Unknown, moebius::causes(&why)))?));
         let (about, room) = (local.about(), local.room());
         local.notes.iter().for_each(|note| tracing::info!("{note}"));
         tracing::info!(

@@ -16,7 +16,10 @@ use std::fmt::Display;
 
 use dynamo_backend_common::{BackendError, DynamoError, ErrorType};
 
-/// Returns an error that the frontend knows the kind of.
+/// Returns an error that the frontend knows the kind of. Clients are told what is wrong with a request of theirs, and
+/// nothing of what is wrong here.
 pub fn error(kind: BackendError, message: impl Display) -> DynamoError {
-    DynamoError::builder().error_type(ErrorType::Backend(kind)).message(message.to_string()).build()
+    let (message, is_theirs) = (message.to_string(), kind == BackendError::InvalidArgument);
+    let error = DynamoError::builder().error_type(ErrorType::Backend(kind)).message(message.clone());
+    if is_theirs { error.public_message(message).build() } else { error.build() }
 }

@@ -174,7 +174,8 @@ mod tests {
     #[test]
     fn fields_reach_the_engine() {
         let to = applied(json!({
-            "stop_conditions": {"max_tokens": 7, "min_tokens": 3, "stop_token_ids": [9], "stop_token_ids_hidden": [5, 9]},
+            "stop_conditions":
+                {"max_tokens": 7, "min_tokens": 3, "stop_token_ids": [9], "stop_token_ids_hidden": [5, 9]},
             "sampling_options": {"temperature": 0.5, "top_p": 0.75, "top_k": -1, "min_p": 0.25, "seed": -1,
                 "presence_penalty": 1.0, "frequency_penalty": 2.0, "repetition_penalty": 1.5},
             "output_options": {"logprobs": 4},

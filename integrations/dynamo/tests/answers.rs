@@ -124,9 +124,8 @@ async fn a_repeated_prompt_is_found_in_the_cache() {
 async fn guided_answers_keep_to_their_rule() {
     let engine = started("--parallel 4").await;
     let folder = tempfile::tempdir().unwrap();
-    let texts = moebius_dynamo::texts::folder(None, Some(folder.path())).unwrap();
-    let tokenizer =
-        dynamo_llm::tokenizers::Tokenizer::from_file(&texts.join("tokenizer.json").to_string_lossy()).unwrap();
+    let file = moebius_dynamo::texts::folder(None, Some(folder.path())).unwrap().join("tokenizer.json");
+    let tokenizer = dynamo_llm::tokenizers::Tokenizer::from_file(&file.to_string_lossy()).unwrap();
     let guided = |rule: Value| json!({"stop_conditions": {"max_tokens": 64}, "sampling_options": {"guided_decoding": rule, "seed": 3}});
     let text = |tokens: &[u32]| tokenizer.decode(tokens, true).unwrap().as_str().to_string();
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer", "minimum": 10, "maximum": 99}},
