@@ -62,10 +62,16 @@ class Worker(Process):
 
     def __init__(self, name, program, model, folder, flags=()):
         self.port = free_port()
-        more = {"DYN_SYSTEM_PORT": str(self.port), "DYN_SYSTEM_HOST": "127.0.0.1"}
+        more = {
+            "DYN_SYSTEM_PORT": str(self.port),
+            "DYN_SYSTEM_HOST": "127.0.0.1",
+            # Dynamo's pause between leaving the list and the end. Without it answers finish before they are waited for.
+            "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0.2",
+        }
         named = ["-m", model] if model else []
         engine = ["--backend", "cpu", "--threads", "1", "--ctx", "1024", "--parallel", "8", *flags]
-        super().__init__(name, [program, *named, "--name", MODEL, *engine, *PLANES], folder, more)
+        parser = ["--dyn-tool-call-parser", "hermes"]
+        super().__init__(name, [program, *named, "--name", MODEL, *parser, *engine, *PLANES], folder, more)
 
     def ready(self):
         try:
@@ -202,8 +208,9 @@ class Trial:
     def __init__(self, program, python, folder, model):
         self.program, self.folder, self.model = program, folder, model
         shutil.rmtree(folder / "discovery", ignore_errors=True)
-        # An answer may go on elsewhere three times.
-        self.frontend = Frontend(python, folder, ["--router-mode", "kv", "--migration-limit", "3"])
+        # How often an answer may go on elsewhere.
+        often = os.environ.get("TRY_MIGRATIONS", "3")
+        self.frontend = Frontend(python, folder, ["--router-mode", "kv", "--migration-limit", often])
         self.workers = [self.worker("one"), self.worker("two")]
 
     def worker(self, name):
@@ -257,6 +264,37 @@ class Trial:
         except Refused as refused:
             check(refused.args[0] in (200, 400), f"a client's mistake is told as one: {refused}")
         return f"{len(first['text'])} characters, the same 5 times"
+
+    def tools(self):
+        """A tool that must be called is called, with arguments of its schema, by the frontend's parser."""
+        city = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+        tool = {"type": "function", "function": {"name": "weather", "description": "Weather", "parameters": city}}
+        choice = {"type": "function", "function": {"name": "weather"}}
+        answer = self.frontend.ask(chat("How is the weather?", 60, tools=[tool], tool_choice=choice))
+        called = "".join((call.get("function") or {}).get("name") or "" for call in answer["calls"])
+        given = "".join((call.get("function") or {}).get("arguments") or "" for call in answer["calls"])
+        check(called == "weather" and json.loads(given)["city"] in ("Rome", "Oslo"), f"a call: {answer}")
+        return given
+
+    def gone(self):
+        """A client that leaves ends its answer."""
+
+        class Left(Exception):
+            pass
+
+        def leave(text):
+            if text:
+                raise Left
+
+        before = sum(worker.count("moebius_cancelled_total") for worker in self.workers)
+        with contextlib.suppress(Left):
+            self.frontend.ask(self.long_story(), on_piece=leave)
+        start = time.monotonic()
+        wait(lambda: not running(self.workers), "no worker computes for a client that has left", 5)
+        took = time.monotonic() - start
+        after = sum(worker.count("moebius_cancelled_total") for worker in self.workers)
+        check(after == before + 1, f"one answer was cancelled: {before}, {after}")
+        return f"nothing ran {took * 1000:.0f} ms later"
 
     def routing(self):
         """A repeated prefix is sent to the worker that has it."""
@@ -348,13 +386,15 @@ class Trial:
         code = worker.process.wait(60)
         check(code == 0, f"{worker.name} ended with {code}: see {worker.log}")
         log = worker.log.read_text(errors="replace")
+        check("waiting for running answers" in log, "the worker waited for its answer")
         check("cutting them off" not in log, "the answer was finished, not cut off")
         after = self.frontend.ask(chat("Tell me a story about a fox", 8))
         check(after["text"] != "", "the other workers answer")
         return "its answer was complete, exit code 0"
 
     def run(self):
-        steps = [self.up, self.answers, self.routing, self.reference, self.killed, self.added, self.drained]
+        steps = [self.up, self.answers, self.tools, self.gone, self.routing, self.reference, self.killed]
+        steps += [self.added, self.drained]
         for step in steps:
             start = time.monotonic()
             said = step()

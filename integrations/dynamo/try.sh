@@ -6,6 +6,7 @@
 # MOEBIUS_DYNAMO   a worker that is built already
 # DYNAMO_PYTHON    a Python that has ai-dynamo 1.6.1
 # TRY_PLANES       how processes find each other, ask and tell (default: file tcp zmq); "etcd nats nats" needs both
+# TRY_MIGRATIONS   how often an answer may go on with another worker (default: 3)
 # TRY_FLAGS        further flags of the workers
 # TRY_FOLDER       where packages and logs go (default: target/try in this folder)
 set -euo pipefail

@@ -12,7 +12,7 @@ use dynamo_kv_router::protocols::{
 };
 use moebius::local::tokens::{CacheChange, Parent};
 
-/// Most namespaces that are remembered. Of more, the router is not told what those used least recently hold.
+/// Most namespaces that are remembered. Of more, the router is not told what the oldest hold.
 const MAX_NAMESPACES: usize = 4096;
 
 /// Namespaces that clients keep their prefixes in, and the engine's names for them.

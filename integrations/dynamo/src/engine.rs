@@ -23,6 +23,8 @@ use crate::{error, request};
 const RANK: u32 = 0;
 /// Pause between reports of the load.
 const REPORT: Duration = Duration::from_millis(100);
+/// Time after which an unchanged load is reported again, to routers that have come since.
+const REPORT_AGAIN: Duration = Duration::from_secs(2);
 /// Pause between looks at whether all answers are complete.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -208,12 +210,12 @@ impl WeakHandle {
 
 /// Tells the router how full the cache is, until the model is closed.
 async fn report(weak: WeakHandle, publisher: Arc<SnapshotPublisher>) {
-    let mut last = None;
+    let (mut last, mut told) = (None, Instant::now());
     while let Some(local) = weak.upgrade() {
         let pages = local.stats().pages;
         drop(local);
-        if last != Some(pages) {
-            last = Some(pages);
+        if last != Some(pages) || told.elapsed() > REPORT_AGAIN {
+            (last, told) = (Some(pages), Instant::now());
             let share = if pages.total == 0 { 0.0 } else { pages.used as f32 / pages.total as f32 };
             let snapshot = ComponentSnapshot {
                 kv_used_blocks: pages.used as u64,

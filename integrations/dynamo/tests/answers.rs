@@ -126,7 +126,10 @@ async fn guided_answers_keep_to_their_rule() {
     let folder = tempfile::tempdir().unwrap();
     let file = moebius_dynamo::texts::folder(None, Some(folder.path())).unwrap().join("tokenizer.json");
     let tokenizer = dynamo_llm::tokenizers::Tokenizer::from_file(&file.to_string_lossy()).unwrap();
-    let guided = |rule: Value| json!({"stop_conditions": {"max_tokens": 64}, "sampling_options": {"guided_decoding": rule, "seed": 3}});
+    let guided = |rule: Value| {
+        let sampling = json!({"guided_decoding": rule, "seed": 3});
+        json!({"stop_conditions": {"max_tokens": 64}, "sampling_options": sampling})
+    };
     let text = |tokens: &[u32]| tokenizer.decode(tokens, true).unwrap().as_str().to_string();
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer", "minimum": 10, "maximum": 99}},
         "required": ["n"]});

@@ -126,13 +126,14 @@ fn no_answer_ends_before_its_least_number_of_tokens() {
         let free = run(&mut calm(roomy()), base()).0;
         let held = run(&mut calm(roomy()), Request { min_new_tokens: 12, ..base() }).0;
         assert!(held.tokens.len() >= 12 && !held.tokens[..12].contains(&EOS), "{:?}", held.tokens);
-        // Up to where the other one ends they are the same, and from there on an end is an end again.
         let n = free.tokens.len();
-        match n > 12 {
-            true => assert_eq!(held.tokens, free.tokens),
-            false => n_longer += 1,
+        n_longer += usize::from(n < 12);
+        // The likeliest tokens are the same up to where the other one ends; from there on an end is an end again.
+        if temperature == 0.0 {
+            let n_same = if n > 12 { n } else { n - 1 };
+            assert_eq!(held.tokens[..n_same], free.tokens[..n_same]);
+            assert!(n <= 12 || held.tokens == free.tokens);
         }
-        assert_eq!(held.tokens[..n.min(13) - 1], free.tokens[..n.min(13) - 1]);
         assert!(matches!(held.end, Some(Ok(FinishReason::Stop | FinishReason::Length))));
     }
     assert!(n_longer > 5);
