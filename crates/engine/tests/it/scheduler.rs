@@ -120,23 +120,24 @@ fn answers_end_for_the_right_reason() {
 
 #[test]
 fn no_answer_ends_before_its_least_number_of_tokens() {
+    const LEAST: usize = 50;
     let mut n_longer = 0;
     for (seed, temperature) in (0..40).flat_map(|seed| [(seed, 0.0), (seed, 1.0)]) {
         let base = || Request { sampling: sampling(temperature, seed), ..request(prompt(seed, 20), seed, 60) };
         let free = run(&mut calm(roomy()), base()).0;
-        let held = run(&mut calm(roomy()), Request { min_new_tokens: 12, ..base() }).0;
-        assert!(held.tokens.len() >= 12 && !held.tokens[..12].contains(&EOS), "{:?}", held.tokens);
+        let held = run(&mut calm(roomy()), Request { min_new_tokens: LEAST, ..base() }).0;
+        assert!(held.tokens.len() >= LEAST && !held.tokens[..LEAST].contains(&EOS), "{:?}", held.tokens);
         let n = free.tokens.len();
-        n_longer += usize::from(n < 12);
+        n_longer += usize::from(n < LEAST);
         // The likeliest tokens are the same up to where the other one ends; from there on an end is an end again.
         if temperature == 0.0 {
-            let n_same = if n > 12 { n } else { n - 1 };
+            let n_same = if n > LEAST { n } else { n - 1 };
             assert_eq!(held.tokens[..n_same], free.tokens[..n_same]);
-            assert!(n <= 12 || held.tokens == free.tokens);
+            assert!(n <= LEAST || held.tokens == free.tokens);
         }
         assert!(matches!(held.end, Some(Ok(FinishReason::Stop | FinishReason::Length))));
     }
-    assert!(n_longer > 5);
+    assert!(n_longer > 3, "{n_longer}");
     // Stop tokens of the request are held back too.
     let free = run(&mut calm(roomy()), long(9, 20, 60)).0;
     let stop = Request { stop_tokens: vec![free.tokens[3]], min_new_tokens: 30, ..long(9, 20, 60) };
