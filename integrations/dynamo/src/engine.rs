@@ -104,9 +104,13 @@ impl LLMEngine for Moebius {
                 () = ctx.stopped() => return Ok(cancelled_at_once(n_prompt)),
             };
         }
-        let stops = from.stop_conditions.stop_token_ids.unwrap_or_default();
+        let ends = Ends {
+            max_tokens: to.max_new_tokens.min(local.room().context.saturating_sub(n_prompt)),
+            tokens: to.stop_tokens.clone(),
+            own: from.stop_conditions.stop_token_ids.unwrap_or_default(),
+        };
         let answer = local.submit(to).await.map_err(refused)?;
-        Ok(stream(answer, ctx, n_prompt, stops))
+        Ok(stream(answer, ctx, n_prompt, ends))
     }
 
     async fn cleanup(&self) -> Result<(), DynamoError> {
@@ -248,13 +252,24 @@ fn cancelled_at_once(n_prompt: usize) -> BoxStream<'static, Result<LLMEngineOutp
     Box::pin(futures::stream::iter([Ok(end)]))
 }
 
-/// Turns an answer into what the frontend reads: tokens as they come, and one end. `stops` are the client's own stop
-/// tokens, which the end names. Dropping the stream cancels the request.
+/// What the frontend takes for the end of an answer. It then reads no further, so that the end, which says what was
+/// cached, must come with the last token.
+struct Ends {
+    /// Number of tokens.
+    max_tokens: usize,
+    /// Tokens that end it.
+    tokens: Vec<u32>,
+    /// Those of them that the client has listed, which the end names.
+    own: Vec<u32>,
+}
+
+/// Turns an answer into what the frontend reads: tokens as they come, and one end. Dropping the stream cancels the
+/// request.
 fn stream(
     mut answer: Answer,
     ctx: GenerateContext,
     n_prompt: usize,
-    stops: Vec<u32>,
+    ends: Ends,
 ) -> BoxStream<'static, Result<LLMEngineOutput, DynamoError>> {
     Box::pin(async_stream::stream! {
         let mut piece = Piece::default();
@@ -275,7 +290,10 @@ fn stream(
                 match step {
                     Some(Step::Token { token, logprob, top }) => {
                         piece.push(token, logprob, top);
-                        next = answer.next().now_or_never();
+                        next = match piece.len() >= ends.max_tokens || ends.tokens.contains(&token) {
+                            true => Some(answer.next().await),
+                            false => answer.next().now_or_never(),
+                        };
                     }
                     step => end = Some(step),
                 }
@@ -297,7 +315,7 @@ fn stream(
                 }
             };
             match outcome {
-                Ok((reason, usage)) => yield Ok(finish(piece, reason, &usage, &stops)),
+                Ok((reason, usage)) => yield Ok(finish(piece, reason, &usage, &ends.own)),
                 Err(why) => {
                     if !piece.output.token_ids.is_empty() {
                         yield Ok(piece.take());
@@ -333,6 +351,11 @@ impl Piece {
             bytes: None,
         });
         self.output.top_logprobs.get_or_insert_default().push(top.collect());
+    }
+
+    /// Tokens of the answer so far.
+    fn len(&self) -> usize {
+        self.n_sent as usize + self.output.token_ids.len()
     }
 
     fn take(&mut self) -> LLMEngineOutput {

@@ -38,6 +38,8 @@ async fn whole(engine: &Moebius, tokens: &[u32], more: Value) -> Result<Whole, D
     }
     let usage = all.end.completion_usage.as_ref().expect("usage");
     assert_eq!((usage.prompt_tokens, usage.completion_tokens), (tokens.len() as u32, all.tokens.len() as u32));
+    // The frontend reads no further than the last token.
+    assert!(!all.end.token_ids.is_empty(), "the end comes with the last token");
     Ok(all)
 }
 
