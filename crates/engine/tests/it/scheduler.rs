@@ -163,7 +163,7 @@ fn changes_of_the_prefix_cache_tell_what_can_be_found() {
                     assert_eq!(known.insert(node, (parent, tokens)), None);
                 }
                 // Of the pages from before there is nothing to be known.
-                CacheChange::Removed { node } => drop(known.remove(&node)),
+                CacheChange::Removed { node } => _ = known.remove(&node),
             }
         }
         let mut parent = Parent::Root(salt);
