@@ -1,7 +1,7 @@
 //! The command line: arguments in, text out. The only crate that knows terminals, files named by a user and the clock.
 //!
-//! The program is [`main`]; [`local`] is a model in the hands of another program, which the Python package uses. No
-//! other crate may call more than these two.
+//! The program is [`main`]; [`local`] is a model in the hands of another program, which the Python package, the C
+//! library and workers of Dynamo use. No other crate may call more than these two.
 
 // What is written goes through `out`: these panic when a stream is closed or full.
 #![deny(clippy::print_stdout, clippy::print_stderr)]

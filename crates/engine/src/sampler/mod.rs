@@ -241,6 +241,8 @@ pub enum Error {
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: SamplerParams,
+    /// Entries of the logit bias that [`Sampler::forbid`] has added.
+    n_forbidden: usize,
     /// The steps that are switched on.
     chain: Vec<Stage>,
     random: Pcg32,
@@ -281,8 +283,22 @@ impl Sampler {
             candidates: Candidates::default(),
             dry: dry::Dry::new(&p.dry_breakers),
             mu: 2.0 * f64::from(p.mirostat_tau),
+            n_forbidden: 0,
             params,
         })
+    }
+
+    /// Chooses none of these tokens until [`Sampler::allow_all`].
+    pub fn forbid(&mut self, tokens: &[u32]) {
+        self.params.logit_bias.extend(tokens.iter().map(|&token| (token, f32::NEG_INFINITY)));
+        self.n_forbidden += tokens.len();
+    }
+
+    /// Ends what [`Sampler::forbid`] has begun.
+    pub fn allow_all(&mut self) {
+        let n = self.params.logit_bias.len() - self.n_forbidden;
+        self.params.logit_bias.truncate(n);
+        self.n_forbidden = 0;
     }
 
     /// Adds a token to the history: of the prompt, or a chosen one.

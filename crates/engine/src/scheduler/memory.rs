@@ -8,7 +8,7 @@ use backend::{Kinds, Limits, PAGE, Piece};
 use std::hash::RandomState;
 
 use super::checkpoints::{Checkpoints, Cuts, Stay};
-use super::pages::{Attached, NONE, PageCounts, PagePool, Parent};
+use super::pages::{Attached, CacheChange, NONE, PageCounts, PagePool, Parent};
 use super::store::{Key, Part, Unsaved};
 use super::windows::WindowPool;
 
@@ -142,6 +142,16 @@ impl Memory {
     /// Returns the same, mutable.
     pub fn unsaved_mut(&mut self) -> Option<&mut Unsaved> {
         self.unsaved.as_mut()
+    }
+
+    /// Notes from now on what becomes findable in the prefix cache, and what does not stay so.
+    pub fn watch(&mut self) {
+        self.pages.watch();
+    }
+
+    /// Returns what was noted since the last call, in order.
+    pub fn changes(&mut self) -> impl Iterator<Item = CacheChange> + '_ {
+        self.pages.changes()
     }
 
     /// Returns the kinds of memory that sequences take.

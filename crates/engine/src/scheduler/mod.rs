@@ -71,7 +71,7 @@ use std::time::{Duration, Instant};
 use backend::{Ask, Batch, Failure, Kinds, OpTime, Output, PAGE, Program, RouterInfo, StepError, StreamStats};
 
 pub use drafts::{Drafter, PromptLookup};
-pub use pages::PageCounts;
+pub use pages::{CacheChange, PageCounts, Parent};
 pub use request::{
     Error, Event, EventKind, Events, FinishReason, Logprobs, Pooling, Request, RequestId, Timings, Usage,
 };
@@ -307,6 +307,22 @@ impl Engine {
         self.candidates.reserve_exact(if is_on { self.options.max_running } else { 0 });
     }
 
+    /// Notes from now on what changes in the prefix cache, for [`Engine::cache_changes`].
+    pub fn watch_cache(&mut self) {
+        self.memory.watch();
+    }
+
+    /// Returns what has changed in the prefix cache since the last call, in order; nothing where that is not watched.
+    /// They are kept until they are taken, so that a watcher takes them after each step.
+    pub fn cache_changes(&mut self) -> impl Iterator<Item = CacheChange> + '_ {
+        self.memory.changes()
+    }
+
+    /// Most tokens of a step.
+    pub fn max_step_tokens(&self) -> usize {
+        self.budget
+    }
+
     /// Sets what times steps, for tests: the system's clock does at first.
     pub fn set_clock(&mut self, clock: Clock) {
         self.clock = clock;
@@ -372,6 +388,11 @@ impl Engine {
     pub fn submit(&mut self, request: Request) -> Result<RequestId, Error> {
         self.check(&request)?;
         let id = RequestId(self.next_id);
+        let mut request = request;
+        if request.min_new_tokens > 0 && !request.ignore_eos {
+            let ends = (0..self.n_vocab as u32).filter(|&token| self.vocabulary.is_end_of_generation(token));
+            request.stop_tokens.extend(ends);
+        }
         let mut sequence = Sequence::new(id, request, self.vocabulary.clone(), self.context, &self.memory)?;
         if self.drafter.is_some() || self.head.is_some() {
             sequence.reserve_drafts(self.max_draft);

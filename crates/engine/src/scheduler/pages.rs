@@ -19,11 +19,30 @@ pub(super) const NONE: u32 = u32::MAX;
 
 /// What precedes a page: nothing, or another registered page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Parent {
+pub enum Parent {
     /// The page is the first of its sequence. Chains of different salts share nothing.
     Root(u64),
     /// The page registered as this node.
     Node(u64),
+}
+
+/// What happened to the prefix cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheChange {
+    /// A page can be found as this node, after its parent and by these tokens.
+    Stored {
+        /// Its number, which no other page ever gets.
+        node: u64,
+        /// What precedes it.
+        parent: Parent,
+        /// Its tokens.
+        tokens: [u32; PAGE],
+    },
+    /// The page of this node is gone. Pages after it cannot be found any more, though each is still told of.
+    Removed {
+        /// Its number.
+        node: u64,
+    },
 }
 
 /// Key of a registered page's content.
@@ -82,6 +101,8 @@ pub(crate) struct PagePool {
     cached: Ring,
     index: HashMap<Key, u32>,
     next_node: u64,
+    /// What has changed since it was last asked for, where that is watched.
+    changes: Option<Vec<CacheChange>>,
 }
 
 impl PagePool {
@@ -96,7 +117,18 @@ impl PagePool {
             // Twice the entries: removed ones are then cleaned up in place and the table never grows.
             index: HashMap::with_capacity(2 * n_pages),
             next_node: 0,
+            changes: None,
         }
+    }
+
+    /// Notes from now on what becomes findable and what does not stay so.
+    pub fn watch(&mut self) {
+        self.changes.get_or_insert_default();
+    }
+
+    /// Returns what was noted since the last call, in order.
+    pub fn changes(&mut self) -> impl Iterator<Item = CacheChange> + '_ {
+        self.changes.iter_mut().flat_map(|changes| changes.drain(..))
     }
 
     /// Number of pages in each state.
@@ -176,6 +208,9 @@ impl PagePool {
         self.next_node += 1;
         if let Some(key) = key(parent, tokens) {
             self.index.insert(key, page);
+            if let Some(changes) = &mut self.changes {
+                changes.push(CacheChange::Stored { node, parent, tokens: key.tokens });
+            }
             let before = before.filter(|&before| self.is_node(before, parent));
             before.iter().for_each(|&before| self.pages[before as usize].n_children += 1);
             let p = &mut self.pages[page as usize];
@@ -278,9 +313,10 @@ impl PagePool {
     fn unregister(&mut self, page: u32) -> Attached {
         let p = &mut self.pages[page as usize];
         let attached = std::mem::replace(&mut p.attached, Attached::NOTHING);
-        if let Some((key, _)) = p.registered.take() {
+        if let Some((key, node)) = p.registered.take() {
             let parent = p.parent;
             self.index.remove(&key);
+            self.changes.iter_mut().for_each(|changes| changes.push(CacheChange::Removed { node }));
             if self.is_node(parent, key.parent) {
                 self.pages[parent as usize].n_children -= 1;
             }
@@ -371,6 +407,25 @@ mod tests {
         pool.audit().unwrap();
         assert_eq!(pool.alloc(), Some((b, Attached { window: 7, checkpoint: 9 })));
         pool.audit().unwrap();
+    }
+
+    #[test]
+    fn changes_are_told_once_and_in_order() {
+        let mut pool = PagePool::new(2);
+        let unwatched = pool.alloc().unwrap().0;
+        pool.register(unwatched, Parent::Root(0), None, &full(9));
+        assert_eq!(pool.changes().count(), 0);
+        pool.watch();
+        let page = pool.alloc().unwrap().0;
+        let (_, node) = pool.register(page, Parent::Root(3), None, &full(1));
+        // The same content again is no change.
+        pool.register(page, Parent::Root(3), None, &full(1));
+        pool.release(page);
+        pool.forget(page);
+        let tokens = full(1).try_into().unwrap();
+        let stored = CacheChange::Stored { node, parent: Parent::Root(3), tokens };
+        assert_eq!(pool.changes().collect::<Vec<_>>(), [stored, CacheChange::Removed { node }]);
+        assert_eq!(pool.changes().count(), 0);
     }
 
     #[test]

@@ -34,6 +34,9 @@ pub struct Request {
     pub stop_tokens: Vec<u32>,
     /// Ignore the vocabulary's own ends of generation.
     pub ignore_eos: bool,
+    /// Number of tokens before which no token that would end the answer is chosen; a constraint or a stop string may
+    /// end it earlier.
+    pub min_new_tokens: usize,
     /// How tokens become text; by default without special tokens, as a continuation of the prompt's text.
     pub decode: Decode,
     /// Special tokens whose names are part of the text even when others are omitted: the marks of a format
@@ -72,6 +75,7 @@ impl Request {
             include_stop_string: false,
             stop_tokens: Vec::new(),
             ignore_eos: false,
+            min_new_tokens: 0,
             decode: Decode { skip_special: true, continues: true },
             shown: Vec::new(),
             logprobs: None,

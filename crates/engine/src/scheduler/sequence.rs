@@ -78,6 +78,8 @@ pub(super) struct Sequence {
     tokens: Vec<u32>,
     n_prompt: usize,
     max_new: usize,
+    /// Number of tokens, prompt and answer, from which on it may end.
+    min_tokens: usize,
     /// Maximum number of tokens it may have, by `max_new` or by the context.
     max_tokens: usize,
     /// Its pages, window pages and state.
@@ -131,6 +133,11 @@ impl Sequence {
         request.tokens.iter().for_each(|&token| sampler.accept(token));
         let guard = request.constraint.map(Guard::new).transpose()?.map(Box::new);
         let n_prompt = request.tokens.len();
+        // A grammar says itself where its text may end.
+        let min_new = if guard.is_some() { 0 } else { request.min_new_tokens };
+        if min_new > 0 {
+            sampler.forbid(&request.stop_tokens);
+        }
         let max_new = if request.embedding.is_some() { 0 } else { request.max_new_tokens };
         let max_tokens = n_prompt.saturating_add(max_new).min(context);
         // The answer's room is taken now, so that decoding allocates nothing.
@@ -154,6 +161,7 @@ impl Sequence {
             tokens,
             n_prompt,
             max_new,
+            min_tokens: n_prompt.saturating_add(min_new),
             max_tokens,
             held: memory.hold(request.cache_salt, max_tokens),
             restore: Restore::Unknown,
@@ -669,6 +677,9 @@ impl Sequence {
         };
         self.sampler.accept(token);
         self.tokens.push(token);
+        if self.tokens.len() == self.min_tokens {
+            self.sampler.allow_all();
+        }
         self.rollbacks = 0;
         self.first_token.get_or_insert(now);
         self.last_token = Some(now);

@@ -2,7 +2,9 @@
 
 use backend::{Kinds, Limits, PAGE};
 use engine::sampler::SamplerParams;
-use engine::scheduler::{Engine, Error, EventKind, Events, FinishReason, MAX_LOGPROBS, Options, Request, RequestId};
+use engine::scheduler::{
+    CacheChange, Engine, Error, EventKind, Events, FinishReason, MAX_LOGPROBS, Options, Parent, Request, RequestId,
+};
 use std::time::Duration;
 
 use crate::toy::*;
@@ -114,6 +116,66 @@ fn answers_end_for_the_right_reason() {
         let got = run(&mut engine, Request { ignore_eos: true, ..request(tokens.clone(), 9, usize::MAX) }).0;
         assert_eq!((got.end, got.tokens.len()), (Some(Ok(FinishReason::ContextFull)), context - 20));
     }
+}
+
+#[test]
+fn no_answer_ends_before_its_least_number_of_tokens() {
+    const LEAST: usize = 50;
+    let mut n_longer = 0;
+    for (seed, temperature) in (0..40).flat_map(|seed| [(seed, 0.0), (seed, 1.0)]) {
+        let base = || Request { sampling: sampling(temperature, seed), ..request(prompt(seed, 20), seed, 60) };
+        let free = run(&mut calm(roomy()), base()).0;
+        let held = run(&mut calm(roomy()), Request { min_new_tokens: LEAST, ..base() }).0;
+        assert!(held.tokens.len() >= LEAST && !held.tokens[..LEAST].contains(&EOS), "{:?}", held.tokens);
+        let n = free.tokens.len();
+        n_longer += usize::from(n < LEAST);
+        // The likeliest tokens are the same up to where the other one ends; from there on an end is an end again.
+        if temperature == 0.0 {
+            let n_same = if n > LEAST { n } else { n - 1 };
+            assert_eq!(held.tokens[..n_same], free.tokens[..n_same]);
+            assert!(n <= LEAST || held.tokens == free.tokens);
+        }
+        assert!(matches!(held.end, Some(Ok(FinishReason::Stop | FinishReason::Length))));
+    }
+    assert!(n_longer > 3, "{n_longer}");
+    // Stop tokens of the request are held back too.
+    let free = run(&mut calm(roomy()), long(9, 20, 60)).0;
+    let stop = Request { stop_tokens: vec![free.tokens[3]], min_new_tokens: 30, ..long(9, 20, 60) };
+    let held = run(&mut calm(roomy()), stop).0;
+    assert!(!held.tokens[..30].contains(&free.tokens[3]));
+}
+
+#[test]
+fn changes_of_the_prefix_cache_tell_what_can_be_found() {
+    let mut engine = calm(Limits { n_pages: 8, ..roomy() });
+    run(&mut engine, long(7, 70, 2));
+    assert_eq!(engine.cache_changes().count(), 0, "it is not watched yet");
+    engine.watch_cache();
+    // Nodes of pages, with what precedes them and their tokens.
+    let mut known = std::collections::HashMap::new();
+    for seed in 0..12 {
+        let salt = seed % 2;
+        let tokens = [prompt(seed / 4, 64), prompt(seed, 40)].concat();
+        run(&mut engine, Request { cache_salt: salt, ..request(tokens.clone(), seed, 3) });
+        for change in engine.cache_changes() {
+            match change {
+                CacheChange::Stored { node, parent, tokens } => {
+                    assert_eq!(known.insert(node, (parent, tokens)), None);
+                }
+                // Of the pages from before there is nothing to be known.
+                CacheChange::Removed { node } => _ = known.remove(&node),
+            }
+        }
+        let mut parent = Parent::Root(salt);
+        for page in tokens.chunks_exact(PAGE) {
+            let found = known.iter().find(|(_, of)| **of == (parent, page.try_into().unwrap()));
+            parent = Parent::Node(*found.expect("the prompt's pages are in the cache").0);
+        }
+    }
+    assert!(known.len() <= 8);
+    engine.clear_cache();
+    let n_removed = engine.cache_changes().filter(|change| matches!(change, CacheChange::Removed { .. })).count();
+    assert!(n_removed >= known.len());
 }
 
 #[test]

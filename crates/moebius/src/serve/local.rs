@@ -1,6 +1,8 @@
 //! A model in the hands of another program: the server's routes without a network. Its requests are those of clients,
 //! so that they mean the same, are checked by the same tables and share the engine's steps; it may let clients in too.
 
+pub mod tokens;
+
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};

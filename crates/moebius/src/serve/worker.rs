@@ -12,7 +12,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use engine::grammar;
-use engine::scheduler::{Engine, Error, EventKind, Events, FinishReason, PageCounts, Request, RequestId, Stats, Usage};
+use engine::scheduler::{
+    CacheChange, Engine, Error, EventKind, Events, FinishReason, PageCounts, Request, RequestId, Stats, Usage,
+};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::metrics::ModelMetrics;
@@ -67,6 +69,9 @@ const SAVE_AGAIN: Duration = Duration::from_millis(2);
 /// Time that an engine has to save its prompt caches at its end.
 const SAVE_AT_END: Duration = Duration::from_secs(5);
 
+/// What is told after each step what has changed in the prefix cache.
+pub type Watcher = Box<dyn FnMut(&[CacheChange]) + Send>;
+
 /// Names a [`RequestRun`].
 type RunId = u64;
 
@@ -80,6 +85,7 @@ enum Command {
         reply: oneshot::Sender<Result<(), Error>>,
     },
     Cancel(RunId),
+    Watch(Watcher),
     /// Drop all cached prefixes; tests count pages after it.
     #[cfg(test)]
     Audit(oneshot::Sender<Result<Stats, String>>),
@@ -101,6 +107,7 @@ struct WorkerShared {
     typical: Mutex<Duration>,
     max_running: usize,
     context: usize,
+    step_tokens: usize,
     routing: Routing,
     alive: AtomicBool,
     n_runs: AtomicU64,
@@ -135,6 +142,7 @@ impl Worker {
             typical: Mutex::new(Duration::from_secs(1)),
             max_running,
             context: engine.context(),
+            step_tokens: engine.max_step_tokens(),
             routing: Routing::new(engine.routers(), counts_all),
             alive: AtomicBool::new(true),
             n_runs: AtomicU64::new(0),
@@ -143,7 +151,7 @@ impl Worker {
         let ending = Ending { shared: shared.clone(), ended: Some(ended) };
         let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
             let (open, queues) = (Vec::new(), HashMap::new());
-            Thread { engine, open, queues, inbox, metrics, ending }.run();
+            Thread { engine, open, queues, inbox, metrics, ending, watcher: None, changes: Vec::new() }.run();
         })?;
         let n_slots = max_running.saturating_add(max_waiting).min(Semaphore::MAX_PERMITS);
         let slots = Arc::new(Semaphore::new(n_slots));
@@ -188,6 +196,17 @@ impl Worker {
     /// Maximum number of tokens of a prompt and its answer.
     pub fn context(&self) -> usize {
         self.shared.context
+    }
+
+    /// Maximum number of tokens of a step.
+    pub fn step_tokens(&self) -> usize {
+        self.shared.step_tokens
+    }
+
+    /// Tells `watcher` from now on what changes in the prefix cache.
+    pub fn watch(&self, watcher: Watcher) {
+        // A thread that has ended changes nothing.
+        let _ = self.commands.send(Command::Watch(watcher));
     }
 
     /// Returns whether no request has a place, running or waiting.
@@ -294,6 +313,9 @@ struct Thread {
     inbox: std_mpsc::Receiver<Command>,
     metrics: Arc<ModelMetrics>,
     ending: Ending,
+    watcher: Option<Watcher>,
+    /// Of the last step.
+    changes: Vec<CacheChange>,
 }
 
 impl Thread {
@@ -372,6 +394,10 @@ impl Thread {
                 }
             }
             Command::Cancel(run) => self.cancel_run(run),
+            Command::Watch(watcher) => {
+                self.engine.watch_cache();
+                self.watcher = Some(watcher);
+            }
             #[cfg(test)]
             Command::Audit(reply) => {
                 let _ = reply.send(self.engine.audit().map(|()| self.engine.stats()));
@@ -524,7 +550,14 @@ impl Thread {
         events.clear();
     }
 
-    fn publish(&self) {
+    fn publish(&mut self) {
+        if let Some(watcher) = &mut self.watcher {
+            self.changes.clear();
+            self.changes.extend(self.engine.cache_changes());
+            if !self.changes.is_empty() {
+                watcher(&self.changes);
+            }
+        }
         *lock(&self.ending.shared.stats) = self.engine.stats();
     }
 }
