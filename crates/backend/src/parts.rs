@@ -7,6 +7,10 @@ use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
+use checkpoint::Checkpoint;
+use model::plan::{ValidPlan, partition};
+
+use crate::weights;
 use crate::{
     Batch, Cause, CompileError, Drafts, Failure, Kinds, Limits, Output, Profile, Program, RouterInfo, Save, StepError,
     StreamStats, SumInputs,
@@ -235,10 +239,46 @@ impl Drop for Parts {
 
 /// Adds rows up over the parts of a plan that are all in this process and on the host.
 #[derive(Debug)]
-pub struct Loopback {
+struct Loopback {
     n_parts: usize,
     round: Mutex<Round>,
     changed: Condvar,
+}
+
+/// One part's end of a loopback.
+#[derive(Clone, Debug)]
+pub struct End {
+    link: Arc<Loopback>,
+    part: usize,
+}
+
+impl End {
+    /// `x = Σ x` over the parts, in their order. Returns when all have called.
+    pub fn all_reduce(&self, x: &mut [f32]) {
+        self.link.all_reduce(self.part, x);
+    }
+}
+
+/// Cuts a plan into parts and compiles each by `compile`, which is given the part's plan, its checkpoint and its end of
+/// a loopback: the program of all parts on the host.
+///
+/// # Errors
+/// The plan cannot be cut, or what `compile` says.
+pub fn on_host(
+    name: &str,
+    n_parts: usize,
+    plan: &ValidPlan,
+    checkpoint: &Arc<Checkpoint>,
+    mut compile: impl FnMut(ValidPlan, Arc<Checkpoint>, End) -> Result<Box<dyn Program>, CompileError>,
+) -> Result<Parts, CompileError> {
+    let link = Arc::new(Loopback::new(n_parts));
+    let mut programs = Vec::with_capacity(n_parts);
+    for (part, partition::Part { plan, cuts }) in partition::partition(plan, n_parts)?.into_iter().enumerate() {
+        let checkpoint = weights::with_cuts(checkpoint, &cuts)?;
+        let program = compile(ValidPlan::new(plan)?, checkpoint, End { link: Arc::clone(&link), part })?;
+        programs.push((format!("{name} {part}"), program));
+    }
+    Parts::new(programs)
 }
 
 /// A sum on its way.
@@ -254,13 +294,12 @@ struct Round {
 
 impl Loopback {
     /// Between this number of parts.
-    pub fn new(n_parts: usize) -> Loopback {
+    fn new(n_parts: usize) -> Loopback {
         let round = Round { rows: vec![Vec::new(); n_parts], ..Round::default() };
         Loopback { n_parts, round: Mutex::new(round), changed: Condvar::new() }
     }
 
-    /// `x = Σ x` over the parts, in their order. Returns when all have called.
-    pub fn all_reduce(&self, part: usize, x: &mut [f32]) {
+    fn all_reduce(&self, part: usize, x: &mut [f32]) {
         let mut round = self.until(self.lock(), |round| round.leaving == 0);
         round.rows[part].clear();
         round.rows[part].extend_from_slice(x);

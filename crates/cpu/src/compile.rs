@@ -31,6 +31,7 @@ use backend::experts::Streams;
 use backend::experts::layout::{Layer, Layout};
 use backend::experts::source::Source;
 use backend::inputs::Inputs;
+use backend::parts::End;
 use backend::residency::Residencies;
 use backend::routing::RoutingTrace;
 use backend::{Batch, CacheType, CompileError, Kinds, Limits, Picks, Takes, weights};
@@ -38,13 +39,14 @@ use quant::act::ActKind;
 use sys::arena::{Arena, zeroed};
 
 /// Compiles `plan`; see [`backend::Backend::compile`]. Experts that are streamed come from `source`, or from the files of
-/// the checkpoint.
+/// the checkpoint. With a link it is a part of several.
 pub fn compile(
     cpu: &Cpu,
     plan: &ValidPlan,
     weights: Arc<Checkpoint>,
     limits: Limits,
     source: Option<Arc<dyn Source>>,
+    link: Option<End>,
 ) -> Result<CpuProgram, CompileError> {
     let unsupported = |what: String| CompileError::Unsupported { backend: "cpu", what };
     let isa = cpu.isa.check().map_err(|e| unsupported(format!("run on {}: {e}", cpu.isa)))?;
@@ -78,6 +80,7 @@ pub fn compile(
         spare: &spare,
         states: &states,
         layout: &layout,
+        link,
     };
     let ops = plan
         .ops
@@ -375,6 +378,8 @@ struct Lower<'a> {
     spare: &'a Arena,
     states: &'a States,
     layout: &'a Layout,
+    /// Where the program is a part of several.
+    link: Option<End>,
 }
 
 impl Lower<'_> {
@@ -603,9 +608,10 @@ impl Lower<'_> {
                 norm: GatedNormStep { w: self.vector(w)?, d_head, gate_first, eps },
             },
             Op::Softcap { x, cap } => OpStep::Softcap { x: view(x), cap },
-            Op::AllReduce { .. } => {
-                let what = "compute a part of a plan".into();
-                return Err(CompileError::Unsupported { backend: "cpu", what });
+            Op::AllReduce { x } => {
+                let lost =
+                    || CompileError::Unsupported { backend: "cpu", what: "compute a part without others".into() };
+                OpStep::AllReduce { x: view(x), link: self.link.clone().ok_or_else(lost)? }
             }
         })
     }

@@ -41,6 +41,7 @@ pub use isa::{CheckedIsa, Isa, IsaError};
 use backend::experts::layout::Layout;
 use backend::experts::source::Source;
 use backend::footprint::Footprint;
+use backend::parts;
 use backend::residency::{Policy, Residencies};
 use backend::{Backend, CacheType, CompileError, Limits, Program};
 
@@ -85,7 +86,46 @@ impl Cpu {
         limits: Limits,
         source: Arc<dyn Source>,
     ) -> Result<Box<dyn Program>, CompileError> {
-        Ok(Box::new(compile::compile(self, plan, weights, limits, Some(source))?))
+        Ok(Box::new(compile::compile(self, plan, weights, limits, Some(source), None)?))
+    }
+}
+
+/// The parts of a plan, each on threads of one CPU: what several devices compute, without them.
+#[derive(Clone, Copy, Debug)]
+pub struct Parted {
+    /// Of each part.
+    pub cpu: Cpu,
+    /// How many there are.
+    pub n_parts: usize,
+}
+
+impl Backend for Parted {
+    fn name(&self) -> &'static str {
+        self.cpu.name()
+    }
+
+    /// The plan as it is: its parts are lowered when they are compiled.
+    fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
+        Ok(plan)
+    }
+
+    /// As that of one program: what the parts have twice is little.
+    fn footprint(&self, plan: &ValidPlan, limits: Limits) -> Footprint {
+        self.cpu.footprint(plan, limits)
+    }
+
+    fn compile(
+        &self,
+        plan: &ValidPlan,
+        weights: Arc<Checkpoint>,
+        limits: Limits,
+    ) -> Result<Box<dyn Program>, CompileError> {
+        let parts = parts::on_host(self.name(), self.n_parts, plan, &weights, |plan, weights, end| {
+            let plan = self.cpu.lower(plan)?;
+            weights.hold_repacked()?;
+            Ok(Box::new(compile::compile(&self.cpu, &plan, weights, limits, None, Some(end))?))
+        })?;
+        Ok(Box::new(parts))
     }
 }
 
@@ -108,6 +148,6 @@ impl Backend for Cpu {
         weights: Arc<Checkpoint>,
         limits: Limits,
     ) -> Result<Box<dyn Program>, CompileError> {
-        Ok(Box::new(compile::compile(self, plan, weights, limits, None)?))
+        Ok(Box::new(compile::compile(self, plan, weights, limits, None, None)?))
     }
 }

@@ -59,6 +59,15 @@ impl View {
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(r * self.width), self.width) }
     }
 
+    /// The first `rows` rows, for writing.
+    ///
+    /// # Safety
+    /// As [`View::row_mut`], for these rows.
+    pub unsafe fn rows_mut<'a>(&self, rows: usize) -> &'a mut [f32] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr, rows * self.width) }
+    }
+
     /// Elements `range` of row `r`, for writing.
     ///
     /// # Safety

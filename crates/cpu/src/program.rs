@@ -34,6 +34,7 @@ use super::pool::Pool;
 use super::states::States;
 use super::times::Times;
 use backend::inputs::{self, Inputs};
+use backend::parts::End;
 use backend::routing::RoutingTrace;
 use backend::{
     Batch, Cause, Drafts, Failure, Fault, InputSums, InputTrace, Kinds, Limits, OpTime, Output, Picks, Piece,
@@ -139,6 +140,7 @@ pub enum OpStep {
     Scale { x: View, scale: f32 },
     ScaleEach { x: View, w: Vec<f32> },
     Softcap { x: View, cap: f32 },
+    AllReduce { x: View, link: End },
     GateBy { x: View, gate: View, factor: GateFactor },
     DecayBeta(DecayBetaStep),
     GatedNorm { x: View, gate: View, norm: GatedNormStep },
@@ -646,6 +648,10 @@ impl Run<'_> {
             OpStep::Scale { x, scale } => elementwise::scale(self, x, scale),
             OpStep::ScaleEach { x, ref w } => elementwise::scale_each(self, x, w),
             OpStep::Softcap { x, cap } => elementwise::softcap(self, x, cap),
+            OpStep::AllReduce { x, ref link } => {
+                // SAFETY: rows follow each other, and nothing else uses them during the op.
+                link.all_reduce(unsafe { x.rows_mut(self.step.rows(x.rows)) });
+            }
             OpStep::GateBy { x, gate, factor } => elementwise::gate_by(self, x, gate, factor),
             OpStep::DecayBeta(ref step) => decay_beta::decay_beta(self, step),
             OpStep::GatedNorm { x, gate, ref norm } => norm::gated_norm(self, x, gate, norm),

@@ -12,10 +12,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::{Access, Buf, Elem, InputMode, LinearPart, Norm, Op, Rows, State, ValidPlan, Weight, partition};
+use model::plan::{Access, Buf, Elem, InputMode, LinearPart, Norm, Op, Rows, State, ValidPlan, Weight};
 
 use crate::drafts::Uncommitted;
-use crate::parts::{Loopback, Parts};
+use crate::parts;
 use crate::residency::Residency;
 use crate::routing::RoutingTrace;
 use crate::{
@@ -123,21 +123,16 @@ impl Backend for Parted {
         checkpoint: Arc<Checkpoint>,
         limits: Limits,
     ) -> Result<Box<dyn Program>, CompileError> {
-        let link = Arc::new(Loopback::new(self.0));
-        let part = |(i, part): (usize, partition::Part)| {
-            let checkpoint = weights::with_cuts(&checkpoint, &part.cuts)?;
-            let (plan, link) = (ValidPlan::new(part.plan)?, Some((Arc::clone(&link), i)));
-            let program = interpreter(CacheType::F32, link, &plan, checkpoint, limits)?;
-            Ok((format!("reference {i}"), Box::new(program) as Box<dyn Program>))
-        };
-        let parts = partition::partition(plan, self.0)?.into_iter().enumerate().map(part);
-        Ok(Box::new(Parts::new(parts.collect::<Result<_, CompileError>>()?)?))
+        let parts = parts::on_host(self.name(), self.0, plan, &checkpoint, |plan, checkpoint, end| {
+            Ok(Box::new(interpreter(CacheType::F32, Some(end), &plan, checkpoint, limits)?))
+        })?;
+        Ok(Box::new(parts))
     }
 }
 
 fn interpreter(
     cache: CacheType,
-    link: Option<(Arc<Loopback>, usize)>,
+    link: Option<parts::End>,
     plan: &ValidPlan,
     checkpoint: Arc<Checkpoint>,
     limits: Limits,
@@ -194,8 +189,8 @@ struct Interpreter {
     tried: Vec<Vec<Vec<f32>>>,
     uncommitted: Uncommitted,
     values: Vec<Values>, // [bufs]
-    /// What adds up over the parts of a plan, and which part this is.
-    link: Option<(Arc<Loopback>, usize)>,
+    /// What adds up over the parts of a plan, where this is one.
+    link: Option<parts::End>,
     /// The submitted step.
     batch: Batch,
     picks: Picks,
@@ -613,8 +608,8 @@ impl Interpreter {
             }
             Op::Softcap { x, cap } => self.floats_mut(x).iter_mut().for_each(|v| *v = ops::softcap(*v, cap)),
             Op::AllReduce { x } => {
-                if let Some((link, part)) = self.link.clone() {
-                    link.all_reduce(part, self.floats_mut(x));
+                if let Some(link) = self.link.clone() {
+                    link.all_reduce(self.floats_mut(x));
                 }
             }
         }

@@ -9,6 +9,7 @@ use backend::CacheType;
 use backend::reference::{Parted, Reference};
 use conformance::backends::gpu;
 use conformance::{PLAIN, Session, Shape, model, relative, tokens};
+use cpu::{Cpu, Parted as Parts};
 use model::plan::{Op, Plan, ValidPlan, partition};
 
 use crate::cuda::relative_of_most;
@@ -101,6 +102,34 @@ fn shapes_of_every_kind_in_parts() {
         }
     }
     assert!(n_checked >= 20, "{n_checked}");
+}
+
+/// The CPU's bits are those of the reference's parts within what its caches and activations cost, and the same with any
+/// number of threads, in any company and by any cut of a prompt.
+#[test]
+fn parts_on_cpus_keep_the_law() {
+    let cpu = |threads| Cpu { threads, cache: CacheType::F32, ..Cpu::default() };
+    for (i, path) in models().into_iter().step_by(3).enumerate() {
+        let weights = Arc::new(checkpoint::open(&path).unwrap());
+        let plan: Plan = model::build(&weights).unwrap().into_plan();
+        let ids: Vec<u32> = tokens(12, 5).iter().map(|id| id % plan.n_vocab as u32).collect();
+        let model = (plan, weights);
+        let n_parts = 2 + i % 2;
+        if partition::partition(&model.0, n_parts).is_err() {
+            continue;
+        }
+        let exact = rows(&mut Session::new(&Reference, &model, 64), &ids);
+        let parted = |threads| Parts { cpu: cpu(threads), n_parts };
+        let found = rows(&mut Session::new(&parted(1), &model, 64), &ids);
+        let error = relative_of_most(&found, &exact, model.0.n_vocab);
+        assert!(error <= 3e-2, "{}: {error:e}", path.display());
+        assert!(found == rows(&mut Session::new(&parted(2), &model, 64), &ids), "{}: threads", path.display());
+        let whole = Session::new(&parted(2), &model, 64).step(&[(0, &ids)]).to_vec();
+        let mut cut = Session::new(&parted(1), &model, 64);
+        let mut pieces = cut.step(&[(0, &ids[..5])]).to_vec();
+        pieces.extend_from_slice(cut.step(&[(0, &ids[5..])]));
+        assert!(whole == pieces, "{}: pieces", path.display());
+    }
 }
 
 /// Two GPUs, where there are two: prompts of few and of many rows, batches and single tokens, against the reference;

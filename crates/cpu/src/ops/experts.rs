@@ -42,11 +42,11 @@ impl ExpertLists {
         }
     }
 
-    /// Sorts pairs by expert; `ids` `[T, n_used]` are below `n_expert`.
+    /// Sorts pairs by expert, `ids` `[T, n_used]`. Pairs of no expert are in no list: a sum gives them no weight.
     pub fn fill(&mut self, ids: &[u32], n_used: usize, n_expert: usize) {
         let first = &mut self.first[..=n_expert];
         first.fill(0);
-        ids.iter().for_each(|&id| first[id as usize] += 1);
+        ids.iter().filter(|&&id| (id as usize) < n_expert).for_each(|&id| first[id as usize] += 1);
         // From counts to the end of each list; filling from behind then moves it back to the beginning.
         let mut end = 0;
         self.active.clear();
@@ -58,7 +58,7 @@ impl ExpertLists {
             first[e] = end;
         }
         first[n_expert] = end;
-        for (pair, &id) in ids.iter().enumerate().rev() {
+        for (pair, &id) in ids.iter().enumerate().rev().filter(|&(_, &id)| (id as usize) < n_expert) {
             let at = &mut first[id as usize];
             *at -= 1;
             self.inputs[*at as usize] = Col { act: (pair / n_used) as u32, out: pair as u32 };

@@ -40,6 +40,9 @@ pub fn route(run: &mut Run, logits: View, router: &RouterStep, ids: View, weight
                 ids.iter_mut().enumerate().for_each(|(i, id)| *id = i as u32);
                 weights.fill(0.0);
             }
+            if let Some(local) = router.router.local {
+                local.apply(ids, weights);
+            }
         }
     });
 }
