@@ -166,13 +166,13 @@ __device__ __forceinline__ void store_eight(float* to, const float (&v)[8]) {
     *(float4*)(to + 4) = make_float4(v[4], v[5], v[6], v[7]);
 }
 
-#define MANY_WARPS 32
+#define MOST_WARPS 32
 
-// Many rows, rounded to bf16 in every part alike, some of them a block: grid (at most FLAGS), block 1024. All blocks
+// Many rows, rounded to bf16 in every part alike, some of them a block: grid (at most FLAGS), block up to 1024. All blocks
 // are resident at once, here and in the other parts. Residual and norm as above; d is a multiple of 8. As many warps
 // share a row as leave none idle.
-KERNEL __launch_bounds__(32 * MANY_WARPS, 1) all_reduce_many(const __grid_constant__ AllReduce a) {
-    __shared__ float squares_of[MANY_WARPS];
+KERNEL __launch_bounds__(32 * MOST_WARPS, 1) all_reduce_many(const __grid_constant__ AllReduce a) {
+    __shared__ float squares_of[MOST_WARPS];
     PDL_LAUNCH();
     PDL_WAIT();
     const u32 call = call_number(a), turn = call & 1, rows = (u32)(a.n / a.d);
@@ -180,7 +180,7 @@ KERNEL __launch_bounds__(32 * MANY_WARPS, 1) all_reduce_many(const __grid_consta
     const u32 n_rows = min(each, rows - first_row);
     const u64 first = (u64)first_row * a.d, n = (u64)n_rows * a.d;
 #pragma unroll 2
-    for (u64 i = first + 8 * threadIdx.x; i < first + n; i += 8 * 32 * MANY_WARPS) {
+    for (u64 i = first + 8 * threadIdx.x; i < first + n; i += 8 * blockDim.x) {
         const uint4 v = packed_eight(a.x + i);
         for (u32 p = 0; p < a.n_parts; p++) {
             if (p != a.part) *(uint4*)(large_rows(a, p, a.part, turn) + i) = v;
@@ -199,10 +199,10 @@ KERNEL __launch_bounds__(32 * MANY_WARPS, 1) all_reduce_many(const __grid_consta
         });
     }
     __syncthreads();
+    const u32 warps = blockDim.x / 32;
     u32 share = 1; // warps of a row
-    while (share < MANY_WARPS && share * each < MANY_WARPS) share *= 2;
-    if (share * each > MANY_WARPS && share > 1) share /= 2;
-    const u32 warp = threadIdx.x / 32, group = warp / share, groups = MANY_WARPS / share;
+    while (2 * share * each <= warps) share *= 2;
+    const u32 warp = threadIdx.x / 32, group = warp / share, groups = warps / share;
     const u32 thread = threadIdx.x % (32 * share), step = 8 * 32 * share;
     for (u32 base = 0; base < n_rows; base += groups) {
         const bool has_row = base + group < n_rows;

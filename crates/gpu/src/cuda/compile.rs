@@ -14,7 +14,7 @@ use super::delta;
 use super::driver::{self, Context, DriverError, Memory, Module, Pinned, Stream};
 use super::encode::{self, Kernels, RopeView, Scratch, batch::BatchScratch};
 use super::few::DeltaRoom;
-use super::fuse::fuse;
+use super::fuse::{fuse, with_norms};
 use super::host::{Host, HotPlaces};
 use super::nodes::{
     ATTEND_PAGES, AttendNode, CacheView, HostNode, LatentOutNode, Link, Lower, MAX_SPLITS, Modules, Node, SlotPlaces,
@@ -28,7 +28,7 @@ use super::split::{Slots, Split};
 use super::tables::{Given, Tables};
 use super::upload::Weights;
 use super::wide;
-use super::{few, few_launch, parts};
+use super::{few, few_launch};
 use backend::inputs::Inputs;
 use backend::residency::{Policy, Residencies, Residency};
 use backend::routing::RoutingTrace;
@@ -203,7 +203,7 @@ pub fn lay<'a>(
     let device = few_launch::Device { sms: context.sms, max_shared: context.max_shared };
     let device = few_launch::fits(context.arch).then_some(device);
     few::mark_summed(plan, &mut of_ops);
-    parts::mark_added(plan, &mut of_ops);
+    few::mark_added(plan, &mut of_ops);
     let mut slotted = of_ops.clone();
     for (op, nodes) in plan.ops.iter().zip(&mut slotted) {
         if let Some(node) = nodes.first().map(|node| lower.slotted(op, node)).transpose()?.flatten() {
@@ -222,7 +222,7 @@ pub fn lay<'a>(
         let most = if batch.is_empty() { 0 } else { most };
         let mut nodes = fuse(joined.unwrap_or_else(|| of_ops.into_iter().flatten().collect()), qkv);
         few::attend_singles(&mut nodes, lower.modules, &places, is_f16);
-        let [few, batch, nodes] = [few, batch, nodes].map(parts::with_norms);
+        let [few, batch, nodes] = [few, batch, nodes].map(with_norms);
         Lists { few, batch, most, nodes }
     };
     let is_whole = split.host().next().is_none();

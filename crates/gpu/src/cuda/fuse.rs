@@ -1,7 +1,8 @@
-//! Nodes that one launch can do: head norms, ropes and the append of a layer's q, k and v.
+//! Nodes that one launch can do: head norms, ropes and the append of a layer's q, k and v; a sum over parts and the
+//! norm after it.
 
 use super::driver::Ptr;
-use super::nodes::{CacheView, ModuleId, Node, QkvNode, QkvPartNode, View};
+use super::nodes::{AddedNorm, CacheView, ModuleId, Node, QkvNode, QkvPartNode, View};
 
 /// Joins runs of head norms, ropes and an append that touch at most three buffers, in the order norm, rope, append.
 /// `module` is the one of `qkv`.
@@ -18,6 +19,22 @@ pub fn fuse(nodes: Vec<Node>, module: ModuleId) -> Vec<Node> {
     }
     run.flush(module, &mut out);
     out
+}
+
+/// Gives sums the norms that follow them.
+pub fn with_norms(nodes: Vec<Node>) -> Vec<Node> {
+    let mut joined: Vec<Node> = Vec::with_capacity(nodes.len());
+    for node in nodes {
+        match (joined.last_mut(), &node) {
+            (Some(Node::AllReduce(sum)), &Node::RmsNorm { x, residual, w, eps, out })
+                if sum.norm.is_none() && residual == sum.x.ptr && x.width == sum.x.width =>
+            {
+                sum.norm = Some(AddedNorm { x, w, eps, out });
+            }
+            _ => joined.push(node),
+        }
+    }
+    joined
 }
 
 /// One node for these, if they are such a run.

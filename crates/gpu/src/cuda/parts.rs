@@ -7,23 +7,15 @@ use checkpoint::Checkpoint;
 use model::plan::partition::{self, MAX_PARTS, Part};
 use model::plan::{Op, Plan, ValidPlan};
 
-use super::args;
 use super::compile::{self, Failed, allocate};
-use super::driver::{self, Context, DriverError, Memory, Ptr, Stream};
-use super::encode::Encoder;
-use super::few;
-use super::launch::Launch;
-use super::nodes::{ModuleId, Node, View};
+use super::driver::{self, Context, Memory, Stream};
+use super::nodes::{Link, MOST_BLOCKS, MOST_SMALL};
 use super::{Cuda, MEMORY};
 use backend::parts::Parts;
 use backend::{Backend, CompileError, Footprint, Limits, Program, weights};
 
 /// Bytes of a room before its rows: words of control and flags, as `all_reduce.cu` has them.
 const HEAD: usize = 4 * (64 + MAX_PARTS * MOST_BLOCKS);
-const MOST_BLOCKS: usize = 256;
-
-/// Maximum number of values that travel together with their call. More are worth a flag and half the bytes.
-const MOST_SMALL: usize = 512 << 10;
 
 /// NVIDIA GPUs of this machine that compute a model together.
 #[derive(Clone, Debug)]
@@ -32,109 +24,6 @@ pub struct CudaParts {
     pub cuda: Cuda,
     /// Numbers of the devices, in the order of the parts.
     pub devices: Vec<usize>,
-}
-
-/// Where the parts of a plan write to, and which of them this is.
-#[derive(Clone, Copy, Debug)]
-pub struct Link {
-    part: usize,
-    n_parts: usize,
-    /// The room of each.
-    rooms: [Ptr; MAX_PARTS],
-    /// Numbers of a turn, of few rows and of many.
-    numbers: [usize; 2],
-}
-
-impl Link {
-    /// Between parts that are not there, to see what a step would queue.
-    pub fn blank() -> Link {
-        Link { part: 0, n_parts: 2, rooms: [0; MAX_PARTS], numbers: [MOST_SMALL; 2] }
-    }
-}
-
-/// A sum over the parts of a plan.
-#[derive(Clone, Copy, Debug)]
-pub struct ReduceNode {
-    pub module: ModuleId,
-    pub x: View,
-    pub link: Link,
-    /// The row that it is added to, and the norm of that.
-    pub norm: Option<AddedNorm>,
-    /// Nothing else reads the sum.
-    pub is_added: bool,
-}
-
-/// A row with a residual, as [`Node::RmsNorm`] has it.
-#[derive(Clone, Copy, Debug)]
-pub struct AddedNorm {
-    x: View,
-    w: Ptr,
-    eps: f32,
-    out: View,
-}
-
-/// Notes which sums nothing reads but a norm with a residual.
-pub fn mark_added(plan: &Plan, nodes: &mut [Vec<Node>]) {
-    for (i, nodes) in nodes.iter_mut().enumerate() {
-        let (&Op::AllReduce { x }, [Node::AllReduce(sum)]) = (&plan.ops[i], nodes.as_mut_slice()) else { continue };
-        let adds = |&j: &usize| matches!(plan.ops[j], Op::RmsNorm { residual, .. } if residual == Some(x));
-        let readers = few::readers(plan, x, i);
-        sum.is_added = readers.len() == 1 && readers.iter().all(adds) && x != plan.logits && plan.hidden() != Some(x);
-    }
-}
-
-/// Gives sums the norms that follow them.
-pub fn with_norms(nodes: Vec<Node>) -> Vec<Node> {
-    let mut joined: Vec<Node> = Vec::with_capacity(nodes.len());
-    for node in nodes {
-        match (joined.last_mut(), &node) {
-            (Some(Node::AllReduce(sum)), &Node::RmsNorm { x, residual, w, eps, out })
-                if sum.norm.is_none() && residual == sum.x.ptr && x.width == sum.x.width =>
-            {
-                sum.norm = Some(AddedNorm { x, w, eps, out });
-            }
-            _ => joined.push(node),
-        }
-    }
-    joined
-}
-
-impl Encoder<'_> {
-    /// Adds rows up over the parts.
-    pub(super) fn all_reduce(&mut self, node: &ReduceNode) -> Result<(), DriverError> {
-        let &ReduceNode { module, x, link, norm, is_added } = node;
-        let rows = x.rows.count(self.counts.tokens, self.counts.rows);
-        let n = rows * x.width;
-        let args = args::AllReduce {
-            x: x.ptr,
-            parts: link.rooms,
-            n: n as u64,
-            part: link.part as u32,
-            n_parts: link.n_parts as u32,
-            rooms: link.numbers.map(|n| n as u32),
-            d: x.width as u32,
-            ..Default::default()
-        };
-        let args = match norm {
-            Some(AddedNorm { x, w, eps, out }) => {
-                let keeps_x = u32::from(!is_added);
-                args::AllReduce { residual: x.ptr, norm_w: w, norm_out: out.ptr, eps, keeps_x, ..args }
-            }
-            None => args,
-        };
-        // All blocks have to be resident.
-        let launch = match n <= link.numbers[0] && rows <= 2 * self.sms {
-            true => {
-                let block = (x.width / 4).next_multiple_of(32).min(1024) as u32;
-                Launch { entry: "all_reduce_rows", grid: [rows as u32, 1, 1], block, shared: 0 }
-            }
-            false => {
-                let blocks = self.sms.min(MOST_BLOCKS).min(rows) as u32;
-                Launch { entry: "all_reduce_many", grid: [blocks, 1, 1], block: 1024, shared: 0 }
-            }
-        };
-        self.run(module, launch, &args)
-    }
 }
 
 /// Numbers of the most rows that are added up, few and many.

@@ -7,6 +7,7 @@ mod attention;
 pub mod batch;
 mod experts;
 mod few;
+mod reduce;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -149,7 +150,7 @@ impl Encoder<'_> {
         view.rows.count(self.counts.tokens, self.counts.rows)
     }
 
-    pub fn run<A>(&mut self, module: ModuleId, launch: Launch, args: &A) -> Result<(), DriverError> {
+    fn run<A>(&mut self, module: ModuleId, launch: Launch, args: &A) -> Result<(), DriverError> {
         let Launch { entry, grid, block, shared } = launch;
         if grid.contains(&0) {
             return Ok(());

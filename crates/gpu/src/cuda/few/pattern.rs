@@ -66,7 +66,7 @@ pub(super) struct Post {
 }
 
 /// The ops behind `i` that read a buffer before it is overwritten.
-pub fn readers(plan: &Plan, buf: Buf, i: usize) -> Vec<usize> {
+pub(super) fn readers(plan: &Plan, buf: Buf, i: usize) -> Vec<usize> {
     let mut found = Vec::new();
     for (j, op) in plan.ops.iter().enumerate().skip(i + 1) {
         let accesses: Vec<Access> = op.bufs().iter().filter(|(b, _)| *b == buf).map(|(_, a)| *a).collect();
@@ -94,6 +94,16 @@ pub fn mark_summed(plan: &Plan, nodes: &mut [Vec<Node>]) {
         let sum = |j: &usize| matches!(plan.ops[*j], Op::Combine { x, y, .. } if y == out && x != out);
         experts.is_summed =
             readers(plan, out, i).first().filter(|j| sum(j)).is_some_and(|&j| is_only_read_by(plan, out, i, j));
+    }
+}
+
+/// Notes which sums nothing reads but a norm with a residual.
+pub fn mark_added(plan: &Plan, nodes: &mut [Vec<Node>]) {
+    for (i, nodes) in nodes.iter_mut().enumerate() {
+        let (&Op::AllReduce { x }, [Node::AllReduce(sum)]) = (&plan.ops[i], nodes.as_mut_slice()) else { continue };
+        let adds = |&j: &usize| matches!(plan.ops[j], Op::RmsNorm { residual, .. } if residual == Some(x));
+        let readers = readers(plan, x, i);
+        sum.is_added = readers.len() == 1 && readers.iter().all(adds) && x != plan.logits && plan.hidden() != Some(x);
     }
 }
 

@@ -8,6 +8,7 @@ mod experts;
 mod few;
 mod lower;
 mod modules;
+mod reduce;
 
 use backend::CacheType;
 use model::plan::{DeltaHeads, Gate, GateFactor, Rows};
@@ -21,9 +22,9 @@ pub use self::few::{
 };
 pub use self::lower::{Lower, is_interleaved, is_tiled};
 pub use self::modules::Modules;
+pub use self::reduce::{AddedNorm, Link, MOST_BLOCKS, MOST_SMALL, ReduceNode};
 use super::args::{Matrix, Prologue};
 use super::driver::Ptr;
-pub use super::parts::{Link, ReduceNode};
 
 /// A buffer: where it begins, its rows and its width.
 #[derive(Clone, Copy, Debug)]
