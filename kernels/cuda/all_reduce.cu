@@ -168,9 +168,9 @@ __device__ __forceinline__ void store_eight(float* to, const float (&v)[8]) {
 
 #define MOST_WARPS 32
 
-// Many rows, rounded to bf16 in every part alike, some of them a block: grid (at most FLAGS), block up to 1024. All blocks
-// are resident at once, here and in the other parts. Residual and norm as above; d is a multiple of 8. As many warps
-// share a row as leave none idle.
+// Many rows, rounded to bf16 in every part alike, some of them a block: grid (at most FLAGS), block up to 1024. All
+// blocks are resident at once, here and in the other parts. Residual and norm as above; d is a multiple of 8. As many
+// warps share a row as leave none idle.
 KERNEL __launch_bounds__(32 * MOST_WARPS, 1) all_reduce_many(const __grid_constant__ AllReduce a) {
     __shared__ float squares_of[MOST_WARPS];
     PDL_LAUNCH();

@@ -8,7 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 use checkpoint::Checkpoint;
-use model::plan::{ValidPlan, partition};
+use model::plan::ValidPlan;
+use model::plan::partition::{self, Part};
 
 use crate::weights;
 use crate::{
@@ -174,13 +175,12 @@ impl Program for Parts {
         self.first.copy_state(from, to);
     }
 
+    /// None are reported: each part knows which of the experts that it has were chosen.
     fn routers(&self) -> &[RouterInfo] {
-        self.first.routers()
+        &[]
     }
 
-    fn trace_routing(&mut self, is_on: bool) {
-        self.first.trace_routing(is_on);
-    }
+    fn trace_routing(&mut self, _: bool) {}
 
     fn stream_stats(&self) -> Option<StreamStats> {
         self.first.stream_stats()
@@ -237,6 +237,50 @@ impl Drop for Parts {
     }
 }
 
+/// Compiles each part by `compile`, which is given its number, its plan and the checkpoint that has its tensors, and
+/// returns its name and its program.
+///
+/// # Errors
+/// What `compile` says, and where the checkpoint has not what the parts want.
+pub fn compile(
+    parts: Vec<Part>,
+    checkpoint: &Arc<Checkpoint>,
+    mut compile: impl FnMut(usize, ValidPlan, Arc<Checkpoint>) -> Result<(String, Box<dyn Program>), CompileError>,
+) -> Result<Parts, CompileError> {
+    let program = |(i, part): (usize, Part)| {
+        let (plan, checkpoint) = with_tensors(part, checkpoint)?;
+        compile(i, plan, checkpoint)
+    };
+    Parts::new(parts.into_iter().enumerate().map(program).collect::<Result<_, CompileError>>()?)
+}
+
+/// The plan of a part, and the checkpoint that has its tensors.
+///
+/// # Errors
+/// The plan breaks a rule of an op, or the checkpoint has not what the part wants.
+pub fn with_tensors(part: Part, checkpoint: &Arc<Checkpoint>) -> Result<(ValidPlan, Arc<Checkpoint>), CompileError> {
+    Ok((ValidPlan::new(part.plan)?, weights::with_cuts(checkpoint, &part.cuts)?))
+}
+
+/// Cuts a plan into parts on the host, which add up over a loopback, and compiles each by `compile`, which is given its
+/// end of that.
+///
+/// # Errors
+/// The plan cannot be cut, or what `compile` says.
+pub fn on_host(
+    name: &str,
+    n_parts: usize,
+    plan: &ValidPlan,
+    checkpoint: &Arc<Checkpoint>,
+    mut compile: impl FnMut(ValidPlan, Arc<Checkpoint>, End) -> Result<Box<dyn Program>, CompileError>,
+) -> Result<Parts, CompileError> {
+    let link = Arc::new(Loopback::new(n_parts));
+    self::compile(partition::partition(plan, n_parts)?, checkpoint, |part, plan, checkpoint| {
+        let program = compile(plan, checkpoint, End { link: Arc::clone(&link), part })?;
+        Ok((format!("{name} {part}"), program))
+    })
+}
+
 /// Adds rows up over the parts of a plan that are all in this process and on the host.
 #[derive(Debug)]
 struct Loopback {
@@ -257,28 +301,6 @@ impl End {
     pub fn all_reduce(&self, x: &mut [f32]) {
         self.link.all_reduce(self.part, x);
     }
-}
-
-/// Cuts a plan into parts and compiles each by `compile`, which is given the part's plan, its checkpoint and its end of
-/// a loopback: the program of all parts on the host.
-///
-/// # Errors
-/// The plan cannot be cut, or what `compile` says.
-pub fn on_host(
-    name: &str,
-    n_parts: usize,
-    plan: &ValidPlan,
-    checkpoint: &Arc<Checkpoint>,
-    mut compile: impl FnMut(ValidPlan, Arc<Checkpoint>, End) -> Result<Box<dyn Program>, CompileError>,
-) -> Result<Parts, CompileError> {
-    let link = Arc::new(Loopback::new(n_parts));
-    let mut programs = Vec::with_capacity(n_parts);
-    for (part, partition::Part { plan, cuts }) in partition::partition(plan, n_parts)?.into_iter().enumerate() {
-        let checkpoint = weights::with_cuts(checkpoint, &cuts)?;
-        let program = compile(ValidPlan::new(plan)?, checkpoint, End { link: Arc::clone(&link), part })?;
-        programs.push((format!("{name} {part}"), program));
-    }
-    Parts::new(programs)
 }
 
 /// A sum on its way.

@@ -325,8 +325,8 @@ impl Checkpoint {
         Ok(Self { name, kind, files, meta, tensors, unreadable, by_name, folder })
     }
 
-    /// Returns the same model with some columns of its tensors as separate tensors: for each the tensor, the columns and
-    /// the new name. Their bytes are computed when they are read; side files are left out.
+    /// Returns the same model with some columns of its tensors as separate tensors: for each the tensor, the columns
+    /// and the new name. Their bytes are computed when they are read; side files are left out.
     ///
     /// # Errors
     /// There is no such tensor, the columns are not whole blocks of its type, or a file cannot be opened again.

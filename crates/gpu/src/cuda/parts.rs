@@ -11,8 +11,8 @@ use super::compile::{self, Failed, allocate};
 use super::driver::{self, Context, Memory, Stream};
 use super::nodes::{Link, MOST_BLOCKS, MOST_SMALL};
 use super::{Cuda, MEMORY};
-use backend::parts::Parts;
-use backend::{Backend, CompileError, Footprint, Limits, Program, weights};
+use backend::parts;
+use backend::{Backend, CompileError, Footprint, Limits, Program};
 
 /// Bytes of a room before its rows: words of control and flags, as `all_reduce.cu` has them.
 const HEAD: usize = 4 * (64 + MAX_PARTS * MOST_BLOCKS);
@@ -26,16 +26,21 @@ pub struct CudaParts {
     pub devices: Vec<usize>,
 }
 
-/// Numbers of the most rows that are added up, few and many.
-fn numbers(plan: &Plan, limits: Limits) -> [usize; 2] {
-    let of = |op: &Op| match *op {
+/// Numbers of each sum over the parts, in a step of these tokens and rows.
+fn sums(plan: &Plan, n_tokens: usize, n_outputs: usize) -> impl Iterator<Item = usize> {
+    plan.ops.iter().filter_map(move |op| match *op {
         Op::AllReduce { x } => {
             let x = plan.buf(x);
-            x.rows.count(limits.max_tokens, limits.max_outputs.min(limits.max_tokens)).saturating_mul(x.width)
+            Some(x.rows.count(n_tokens, n_outputs).saturating_mul(x.width))
         }
-        _ => 0,
-    };
-    let most = plan.ops.iter().map(of).max().unwrap_or(0).next_multiple_of(8);
+        _ => None,
+    })
+}
+
+/// Numbers of the most rows that are added up, few and many.
+fn numbers(plan: &Plan, limits: Limits) -> [usize; 2] {
+    let n_outputs = limits.max_outputs.min(limits.max_tokens);
+    let most = sums(plan, limits.max_tokens, n_outputs).max().unwrap_or(0).next_multiple_of(8);
     [most.min(MOST_SMALL), most]
 }
 
@@ -55,16 +60,9 @@ pub struct Traffic {
 
 /// What a step of these tokens and rows sends, by a part's plan.
 pub fn traffic(plan: &Plan, n_tokens: usize, n_outputs: usize) -> Traffic {
-    let of = |op: &Op| match *op {
-        Op::AllReduce { x } => {
-            let x = plan.buf(x);
-            let n = x.rows.count(n_tokens, n_outputs) * x.width;
-            Some(n * if n <= MOST_SMALL { 8 } else { 2 })
-        }
-        _ => None,
-    };
-    let bytes: Vec<usize> = plan.ops.iter().filter_map(of).collect();
-    Traffic { sums: bytes.len(), bytes: bytes.iter().sum() }
+    let bytes = |n: usize| n * if n <= MOST_SMALL { 8 } else { 2 };
+    let all = sums(plan, n_tokens, n_outputs);
+    all.fold(Traffic { sums: 0, bytes: 0 }, |all, n| Traffic { sums: all.sums + 1, bytes: all.bytes + bytes(n) })
 }
 
 impl CudaParts {
@@ -77,8 +75,8 @@ impl CudaParts {
         plan: &ValidPlan,
         checkpoint: &Arc<Checkpoint>,
     ) -> Result<(ValidPlan, Arc<Checkpoint>), CompileError> {
-        let part = self.parts(plan)?.swap_remove(0);
-        Ok((self.cuda.lower(ValidPlan::new(part.plan)?)?, weights::with_cuts(checkpoint, &part.cuts)?))
+        let (plan, checkpoint) = parts::with_tensors(self.parts(plan)?.swap_remove(0), checkpoint)?;
+        Ok((self.cuda.lower(plan)?, checkpoint))
     }
 
     fn parts(&self, plan: &Plan) -> Result<Vec<Part>, CompileError> {
@@ -155,16 +153,13 @@ impl Backend for CudaParts {
         limits: Limits,
     ) -> Result<Box<dyn Program>, CompileError> {
         let parts = self.parts(plan)?;
-        let opened = self.open(&parts[0].plan, limits)?;
-        let program = |(i, (part, (context, link, room))): (usize, (Part, (Arc<Context>, Link, Memory)))| {
+        let mut opened = self.open(&parts[0].plan, limits)?.into_iter();
+        let program = parts::compile(parts, &checkpoint, |i, plan, checkpoint| {
+            let (context, link, room) = opened.next().expect("every part has a device");
             let cuda = Cuda { device: self.devices[i], ..self.cuda.clone() };
-            let plan = cuda.lower(ValidPlan::new(part.plan)?)?;
-            let checkpoint = weights::with_cuts(&checkpoint, &part.cuts)?;
-            let program = compile::compile(&cuda, &plan, &checkpoint, limits, Some((link, room)))?;
-            let name = format!("CUDA device {} ({})", self.devices[i], context.name);
-            Ok((name, Box::new(program) as Box<dyn Program>))
-        };
-        let programs = parts.into_iter().zip(opened).enumerate().map(program);
-        Ok(Box::new(Parts::new(programs.collect::<Result<_, CompileError>>()?)?))
+            let program = compile::compile(&cuda, &cuda.lower(plan)?, &checkpoint, limits, Some((link, room)))?;
+            Ok((format!("CUDA device {} ({})", self.devices[i], context.name), Box::new(program)))
+        })?;
+        Ok(Box::new(program))
     }
 }

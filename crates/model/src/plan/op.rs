@@ -174,8 +174,8 @@ pub enum Op {
         weights: Buf, // [T, n_used]
     },
     /// For every (token, slot): `y = (act(x·gateᵀ) ⊙ (x·upᵀ))·downᵀ` with that expert's weights, each of the three
-    /// products plus its bias where there are biases. A slot of no expert ([`Local::ELSEWHERE`](super::Local::ELSEWHERE))
-    /// counts as zeros: backends may leave its row unwritten where they keep [`Op::Combine`] from reading it.
+    /// products plus its bias where there are biases. A slot of no expert ([`super::Local::ELSEWHERE`]) counts as zeros:
+    /// backends may leave its row unwritten where they keep [`Op::Combine`] from reading it.
     Experts {
         x: Buf,       // [T, d_model]
         ids: Buf,     // u32 [T, n_used]
@@ -240,8 +240,8 @@ pub enum Op {
     },
     /// `x = cap · tanh(x / cap)`, in place.
     Softcap { x: Buf, cap: f32 },
-    /// `x = Σ x` over all parts of a partition ([`super::partition`]), in place: in the order of the parts, so
-    /// that each has the same bits.
+    /// `x = Σ x` over all parts of a partition ([`super::partition`]), in place: in the order of the parts, so that each
+    /// has the same bits.
     AllReduce { x: Buf },
 }
 
