@@ -2,14 +2,17 @@
 //!
 //! What was compiled is kept in a folder under the hash of all that goes into it.
 
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 
-use crate::rewrite;
+use crate::rewrite::{self, Rewritten};
 
 const RUNNER: &str = include_str!("../runtime/runner.cpp");
 /// What plays `<metal_stdlib>`; each part builds on those before it.
@@ -78,11 +81,17 @@ pub struct Clang {
 }
 
 impl Clang {
-    /// Looks for it.
+    /// Looks for it, once in a process.
     ///
     /// # Errors
     /// A sentence when there is none, or when the machine is not one that the runner's fibers are written for.
     pub fn find() -> Result<Clang> {
+        static FOUND: OnceLock<Result<Clang, String>> = OnceLock::new();
+        let found = FOUND.get_or_init(|| Clang::look().map_err(|why| format!("{why:#}")));
+        found.clone().map_err(anyhow::Error::msg)
+    }
+
+    fn look() -> Result<Clang> {
         ensure!(cfg!(all(target_arch = "x86_64", target_os = "linux")), "metal-sim runs on x86-64 Linux only");
         for program in NAMES {
             let Ok(out) = Command::new(program).arg("--version").stderr(Stdio::null()).output() else { continue };
@@ -111,32 +120,76 @@ impl Clang {
         })
     }
 
-    /// A kernel source, compiled to a library in `folder`. It must also pass a compilation in which the four address
-    /// spaces are distinct types, as they are in Metal.
+    /// Kernel sources, of which no two are alike, each compiled to a library in `folder`, several at a time. Each must
+    /// also pass a compilation in which the four address spaces are distinct types, as they are in Metal.
     ///
     /// # Errors
-    /// The folder cannot be written, what the rewriter refuses, or the compiler's message.
-    pub fn kernels(&self, source: &str, folder: &Path) -> Result<PathBuf> {
-        let flags = [KERNEL_FLAGS, CHECKED_FLAGS].map(|flags| flags.join(" "));
-        let hash = self.hash(&[source, HEADER, &flags[0], &flags[1], UNDEFINED]);
-        let library = folder.join(format!("{hash:016x}.so"));
-        self.make(&library, |to| {
-            let header = folder.join(format!("msl-{:016x}.h", self.hash(&[HEADER])));
-            self.make(&header, |to| Ok(std::fs::write(to, HEADER)?))?;
-            let rewritten = rewrite::rewrite(&self.preprocess(source, &[])?)?;
-            let code = rewritten.body.clone() + &rewritten.table;
-            self.typecheck(&rewritten, &header)?;
-            let object = to.with_extension("o");
+    /// Of each: the folder cannot be written, what the rewriter refuses, or the compiler's message.
+    pub fn kernels(&self, sources: &[&str], folder: &Path) -> Vec<Result<PathBuf>> {
+        let undefined = ["", "-recover"].map(|recover| format!("-fsanitize{recover}={UNDEFINED}"));
+        let flags: Vec<&str> = CHECKED_FLAGS.iter().copied().chain(undefined.iter().map(String::as_str)).collect();
+        let (common, own) = (KERNEL_FLAGS.join(" "), flags.join(" "));
+        let library = |source| folder.join(format!("{:016x}.so", self.hash(&[source, HEADER, &common, &own])));
+        let pairs: Vec<(&str, PathBuf)> = sources.iter().map(|&source| (source, library(source))).collect();
+        let missing: Vec<&str> = pairs.iter().filter(|(_, path)| !path.exists()).map(|(source, _)| *source).collect();
+        // A compiler takes longer to start than to check a kernel: it gets all of them, and each by itself only where
+        // something is wrong, to find out which it is.
+        let checked = match self.checked(&missing, folder) {
+            Ok(all) => all.into_iter().map(Ok).collect(),
+            Err(why) if missing.len() == 1 => vec![Err(why)],
+            Err(_) => missing.iter().map(|source| Ok(self.checked(&[source], folder)?.remove(0))).collect(),
+        };
+        let checked: HashMap<&str, Result<Rewritten>> = missing.into_iter().zip(checked).collect();
+        let next = AtomicUsize::new(0);
+        let compile = || {
+            let mut done = Vec::new();
+            while let Some((source, path)) = pairs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let made = match checked.get(source) {
+                    None => Ok(path.clone()),
+                    Some(Err(why)) => Err(anyhow!("{why:#}")),
+                    Some(Ok(code)) => self.make(path, |to| self.library(code, &flags, folder, to)),
+                };
+                done.push((*source, made));
+            }
+            done
+        };
+        let n_threads = std::thread::available_parallelism().map_or(1, usize::from).min(checked.len().max(1));
+        let mut made: HashMap<&str, Result<PathBuf>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(compile)).collect();
+            threads.into_iter().filter_map(|thread| thread.join().ok()).flatten().collect()
+        });
+        let lost = || Err(anyhow!("its compilation was lost"));
+        sources.iter().map(|source| made.remove(source).unwrap_or_else(lost)).collect()
+    }
+
+    /// Compiles what the rewriter made of a source to a library.
+    fn library(&self, code: &Rewritten, flags: &[&str], folder: &Path, to: &Path) -> Result<()> {
+        let object = to.with_extension("o");
+        let mut command = self.with_header(flags, folder)?;
+        run(command.args(["-c", "-", "-o"]).arg(&object), &format!("{}{}", code.body, code.table))?;
+        // The sanitizers' own libraries stay away: the runner defines their functions. The linker alone starts in a
+        // tenth of the time that clang takes to call it.
+        let mut command = Command::new("ld");
+        command.args(["-shared", "--hash-style=gnu", "--eh-frame-hdr", "-o"]).arg(to).arg(&object);
+        let linked = run(command.arg("-l:libm.so.6"), "");
+        std::fs::remove_file(&object)?;
+        linked.map(drop)
+    }
+
+    /// A compilation of a kernel with these flags after the header, which each set of flags has precompiled.
+    fn with_header(&self, flags: &[&str], folder: &Path) -> Result<Command> {
+        let header = folder.join(format!("msl-{:016x}.h", self.hash(&[HEADER])));
+        self.make(&header, |to| Ok(std::fs::write(to, HEADER)?))?;
+        let hash = self.hash(&[HEADER, &KERNEL_FLAGS.join(" "), &flags.join(" ")]);
+        let precompiled = self.make(&folder.join(format!("msl-{hash:016x}.pch")), |to| {
             let mut command = Command::new(self.program);
-            command.args(KERNEL_FLAGS).args(CHECKED_FLAGS).arg("-include").arg(&header);
-            command.arg(format!("-fsanitize={UNDEFINED}")).arg(format!("-fsanitize-recover={UNDEFINED}"));
-            run(command.args(["-c", "-", "-o"]).arg(&object), &code)?;
-            // The sanitizers' own libraries stay away: the runner defines their functions.
-            let mut command = Command::new(self.program);
-            let linked = run(command.args(["-shared", "-o"]).arg(to).arg(&object).arg("-lm"), "");
-            std::fs::remove_file(&object)?;
-            linked.map(drop)
-        })
+            // Without the time of the header, which other processes may write again.
+            command.args(KERNEL_FLAGS).args(flags).args(["-x", "c++-header", "-Xclang", "-fno-pch-timestamp"]);
+            run(command.arg(&header).arg("-o").arg(to), "").map(drop)
+        })?;
+        let mut command = Command::new(self.program);
+        command.args(KERNEL_FLAGS).args(flags).arg("-include-pch").arg(precompiled);
+        Ok(command)
     }
 
     /// A kernel source with its headers from these folders and its definitions expanded.
@@ -164,14 +217,39 @@ impl Clang {
         Some(line.rsplit('/').next().unwrap_or(line).to_string())
     }
 
-    fn typecheck(&self, rewritten: &rewrite::Rewritten, header: &Path) -> Result<()> {
-        let mut code = rewritten.body.clone();
-        for (i, kernel) in rewritten.kernels.iter().enumerate() {
-            code.push_str(&format!("\nauto* msl_kernel_{i} = &{kernel};"));
+    /// Sources that have passed the check of address spaces, rewritten.
+    fn checked(&self, sources: &[&str], folder: &Path) -> Result<Vec<Rewritten>> {
+        let all = self.expanded(sources)?;
+        let all = all.iter().map(|source| Ok(rewrite::rewrite(source)?)).collect::<Result<Vec<Rewritten>>>()?;
+        let mut code = String::new();
+        for (i, rewritten) in all.iter().enumerate() {
+            code.push_str(&format!("namespace msl_{i} {{\n{}", rewritten.body));
+            for (j, kernel) in rewritten.kernels.iter().enumerate() {
+                code.push_str(&format!("\nauto* msl_kernel_{j} = &{kernel};"));
+            }
+            code.push_str("\n}\n");
         }
-        let mut command = Command::new(self.program);
-        command.args(KERNEL_FLAGS).args(["-DMSL_TYPECHECK", "-fsyntax-only", "-include"]).arg(header).arg("-");
-        run(&mut command, &code).map(drop).context("address spaces")
+        if !all.is_empty() {
+            let mut command = self.with_header(&["-DMSL_TYPECHECK"], folder)?;
+            run(command.args(["-fsyntax-only", "-"]), &code).context("address spaces")?;
+        }
+        Ok(all)
+    }
+
+    /// Sources with their definitions expanded. Each begins at line 1 and without the definitions of those before it.
+    fn expanded(&self, sources: &[&str]) -> Result<Vec<String>> {
+        const BEGIN: &str = "msl_source_begins\n";
+        let mut text = String::new();
+        for source in sources {
+            text.push_str(&format!("{BEGIN}#line 1 \"<stdin>\"\n{source}\n"));
+            for name in source.lines().filter_map(defined) {
+                text.push_str(&format!("#undef {name}\n"));
+            }
+        }
+        let text = if sources.is_empty() { text } else { self.preprocess(&text, &[])? };
+        let all: Vec<String> = text.split(BEGIN).skip(1).map(String::from).collect();
+        ensure!(all.len() == sources.len(), "{} sources came out of {}", all.len(), sources.len());
+        Ok(all)
     }
 
     fn hash(&self, parts: &[&str]) -> u64 {
@@ -192,6 +270,12 @@ impl Clang {
         }
         Ok(path.to_path_buf())
     }
+}
+
+/// The name that a line of a source defines.
+fn defined(line: &str) -> Option<&str> {
+    let rest = line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("define")?.trim_start();
+    Some(&rest[..rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len())])
 }
 
 /// Runs a compiler on a text and returns what it prints.

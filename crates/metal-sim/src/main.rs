@@ -105,7 +105,7 @@ fn source(file: &Path, args: &Args) -> Result<String> {
 
 fn check(file: &Path, args: &Args) -> Result<()> {
     let source = source(file, args)?;
-    Clang::find()?.kernels(&source, &Options::default().cache)?;
+    Clang::find()?.kernels(&[&source], &Options::default().cache).remove(0)?;
     let kernels = metal_sim::rewrite::rewrite(&source)?.kernels;
     println!("{}: {}", file.display(), kernels.join(", "));
     Ok(())

@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -257,36 +256,24 @@ impl Gpu for Sim {
     }
 
     fn build(&mut self, units: &[Unit]) -> Result<Vec<Pipe>, GpuError> {
-        // Units of one source are compiled once, several sources at a time.
-        let mut sources: Vec<&Unit> = Vec::new();
+        // Units of one source are compiled once.
+        let mut sources: Vec<&str> = Vec::new();
         for unit in units {
-            if !sources.iter().any(|known| known.source == unit.source) {
-                sources.push(unit);
+            if !sources.contains(&unit.source.as_str()) {
+                sources.push(&unit.source);
             }
         }
-        let next = AtomicUsize::new(0);
-        let compile = || {
-            let mut done = Vec::new();
-            while let Some(unit) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
-                done.push((unit.source.as_str(), self.clang.kernels(&unit.source, &self.options.cache)));
-            }
-            done
-        };
-        let n_threads = std::thread::available_parallelism().map_or(1, usize::from).min(sources.len());
-        let compiled: Vec<_> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(compile)).collect();
-            threads.into_iter().filter_map(|thread| thread.join().ok()).flatten().collect()
-        });
+        let libraries = self.clang.kernels(&sources, &self.options.cache);
+        let compiled: HashMap<&str, Result<PathBuf>> = sources.into_iter().zip(libraries).collect();
         let mut pipes = Vec::new();
         for unit in units {
             let error = |why: String| GpuError::Build { name: unit.name.clone(), why };
             if self.fails(Call::Build) {
                 return Err(error("the compiler fails, as it was told to".into()));
             }
-            let library = match compiled.iter().find(|(source, _)| *source == unit.source) {
-                Some((_, Ok(library))) => library.clone(),
-                Some((_, Err(why))) => return Err(error(format!("{why:#}"))),
-                None => return Err(error("its compilation was lost".into())),
+            let library = match &compiled[unit.source.as_str()] {
+                Ok(library) => library.clone(),
+                Err(why) => return Err(error(format!("{why:#}"))),
             };
             let kernels = self.load(library)?;
             let Some(kernel) = kernels.into_iter().find(|kernel| kernel.name == unit.kernel) else {
