@@ -92,11 +92,12 @@ impl Kv {
                 let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
                 let shares: Vec<f64> = scores.iter().map(|s| libm::exp(s - max)).collect();
                 let total = shares.iter().sum::<f64>() + sink.map_or(0.0, |sink| libm::exp(sink - max));
-                for i in 0..d_v {
-                    let v = |slot: usize| f64::from(values[(slot * n_kv + kv_head) * v_stride + i]);
-                    let sum: f64 = slots.iter().zip(&shares).map(|(&slot, share)| share * v(slot)).sum();
-                    out.push((sum / total) as f32);
+                let mut sums = vec![0.0; d_v];
+                for (&slot, share) in slots.iter().zip(&shares) {
+                    let v = &values[(slot * n_kv + kv_head) * v_stride..][..d_v];
+                    sums.iter_mut().zip(v).for_each(|(sum, &v)| *sum += share * f64::from(v));
                 }
+                out.extend(sums.into_iter().map(|sum| (sum / total) as f32));
             }
         }
         out
