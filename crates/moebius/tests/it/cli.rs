@@ -333,7 +333,7 @@ fn templates_render() {
 #[test]
 fn the_bench_prints_its_rows_in_every_form() {
     for form in ["md", "json", "jsonl", "csv"] {
-        let depths = ["-d", "0,40", "--parallel", "1,3", "-r", "2", "-t", "1", "-o", form];
+        let depths = ["-d", "0,40", "--parallel", "1,3", "-r", "1", "-t", "1", "-o", form];
         let text = stdout(&[&["bench", "-p", "16", "-n", "4"][..], &depths].concat(), "");
         for test in ["pp16", "tg4", "tg4 x3", "pp16 @ d40", "tg4 @ d40", "tg4 x3 @ d40"] {
             assert!(text.contains(test), "{test} in {form}:\n{text}");

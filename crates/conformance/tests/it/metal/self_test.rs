@@ -9,10 +9,14 @@ fn the_self_test_finds_a_broken_form() {
     if simulated(CacheType::F32, Options::default()).is_none() {
         return;
     }
-    let (plan, _) = model(Shape { types: [Q4_0, F16, Q6_K, F32, Q8_0], d_model: 256, d_ff: 256, ..SMALL });
-    let only = Plan { caches: Vec::new(), states: Vec::new(), ops: Vec::new(), layers: Vec::new(), ..plan };
-    let broken = |from, to| rewritten("linear", from, to).self_test(&only);
-    assert_eq!(broken("", "").unwrap(), (FINE, Vec::new()));
+    let products = |types| {
+        let (plan, _) = model(Shape { types, d_model: 256, d_ff: 256, ..SMALL });
+        Plan { caches: Vec::new(), states: Vec::new(), ops: Vec::new(), layers: Vec::new(), ..plan }
+    };
+    let right = rewritten("linear", "", "").self_test(&products([Q4_0, F16, Q6_K, F32, Q8_0]));
+    assert_eq!(right.unwrap(), (FINE, Vec::new()));
+    // Every type has the same tiles.
+    let broken = |from, to| rewritten("linear", from, to).self_test(&products([Q4_0; 5]));
     let (tuning, wrong) = broken("= *(device const float4*)(x0 +", "= 2.0f * *(device const float4*)(x0 +").unwrap();
     assert!(!wrong.is_empty() && wrong.iter().all(|why| why.contains("in tiles")), "{wrong:?}");
     assert_eq!(tuning, Tuning { is_plain: true, ..FINE });
