@@ -70,12 +70,7 @@ __device__ __forceinline__ bool find_tile(const Experts& a, u32 tile, u32 cols, 
     for (u32 e = 0; e < a.n_expert; e += 32) {
         const u32 mine = e + lane, first = mine < a.n_expert ? a.first[mine] : 0;
         const u32 last = mine < a.n_expert ? a.first[mine + 1] : 0;
-        u32 tiles = (last - first + cols - 1) / cols, sum = tiles;
-#pragma unroll
-        for (u32 step = 1; step < 32; step *= 2) {
-            const u32 other = __shfl_up_sync(FULL_MASK, sum, step);
-            if (lane >= step) sum += other;
-        }
+        const u32 tiles = (last - first + cols - 1) / cols, sum = sum_up_to(tiles);
         const u32 hit = __ballot_sync(FULL_MASK, before + sum > tile);
         if (hit) {
             const u32 from = __ffs(hit) - 1;

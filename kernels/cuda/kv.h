@@ -52,12 +52,7 @@ __device__ __forceinline__ bool find_tile(const Attention& a, u32 per_tile, u32&
             const u32 len = at < a.n_splits ? a.step.chunks[at].len : 0;
             mine += n[i] = a.singles && len == 1 ? 0 : (len + per_tile - 1) / per_tile;
         }
-        u32 sum = mine;
-#pragma unroll
-        for (u32 step = 1; step < 32; step *= 2) {
-            const u32 other = __shfl_up_sync(FULL_MASK, sum, step);
-            if (lane >= step) sum += other;
-        }
+        const u32 sum = sum_up_to(mine);
         const u32 hit = __ballot_sync(FULL_MASK, sum > tile);
         if (hit) {
             const u32 from = __ffs(hit) - 1;

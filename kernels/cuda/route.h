@@ -14,7 +14,6 @@
 enum Score : u32 { SCORE_SOFTMAX = 0, SCORE_SIGMOID = 1, SCORE_RAW = 2 };
 
 #define EACH ((N_EXPERT + 31) / 32)
-#define MAX_USED 32
 
 __device__ __forceinline__ double warp_sum_f64(double x) {
     for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(FULL_MASK, x, step);
@@ -25,7 +24,7 @@ __device__ __forceinline__ double warp_sum_f64(double x) {
 struct RouteScratch {
     double score[N_EXPERT];
     float choice[N_EXPERT], worth[N_EXPERT];
-    u32 open[MAX_USED], ids[MAX_USED];
+    u32 open[MAX_CHOSEN], ids[MAX_CHOSEN];
 };
 
 // Of the lane's slot.
