@@ -1,5 +1,6 @@
 //! The table of flags, from which help, completions and parsing are generated.
 
+mod devices;
 mod files;
 mod parse;
 mod sampling;
@@ -10,9 +11,9 @@ use backend::CacheType;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::version;
+pub use devices::DeviceList;
 pub use files::{CompareArgs, ConvertArgs, ImatrixArgs, OutputFormat, PullArgs, QuantizeArgs};
 use model::arch::Stretch;
-use model::plan::partition::MAX_PARTS;
 use parse::{parse_bytes, parse_devices, parse_host, parse_image_tokens, parse_origin, parse_pair, parse_stretch};
 pub use sampling::SamplingArgs;
 
@@ -211,35 +212,6 @@ pub struct StepArgs {
     /// enough; more if experts are read from disk]
     #[arg(short, long, value_name = "N")]
     pub batch: Option<usize>,
-}
-
-/// Numbers of CUDA devices, each once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceList {
-    numbers: [usize; MAX_PARTS],
-    n: usize,
-}
-
-impl DeviceList {
-    /// Of 1 to [`MAX_PARTS`] numbers.
-    fn new(given: &[usize]) -> Option<DeviceList> {
-        let mut numbers = [0; MAX_PARTS];
-        let is_once = given.iter().enumerate().all(|(i, number)| !given[..i].contains(number));
-        numbers.get_mut(..given.len()).filter(|given| !given.is_empty() && is_once)?.copy_from_slice(given);
-        Some(DeviceList { numbers, n: given.len() })
-    }
-
-    /// The numbers in the order given.
-    pub fn numbers(&self) -> &[usize] {
-        &self.numbers[..self.n]
-    }
-}
-
-impl StepArgs {
-    /// The one CUDA device that is named: `device`, or the first of several.
-    pub fn first_device(&self, device: Option<usize>) -> Option<usize> {
-        device.or(self.devices.map(|devices| devices.numbers[0]))
-    }
 }
 
 /// Placement of memory and threads on a machine with several NUMA nodes.

@@ -60,7 +60,7 @@ impl EngineSetup {
     /// As [`Device::choose`].
     pub fn of(args: &EngineArgs, prefer: Prefer) -> Result<EngineSetup> {
         let device =
-            Device::choose(args.backend, prefer, args.step.first_device(args.device), device::of_cpu(&args.step))?;
+            Device::choose(args.backend, prefer, args.step.first_device(args.device)?, device::of_cpu(&args.step))?;
         Ok(EngineSetup { threads: args.threads, ctx: args.ctx, ..EngineSetup::on(device, args.step) })
     }
 
@@ -70,7 +70,7 @@ impl EngineSetup {
     /// As [`EngineSetup::of`].
     pub fn drafting(args: &EngineArgs, draft: DraftArgs) -> Result<EngineSetup> {
         let flag = device::of_cpu(&args.step).or(draft.of_cpu());
-        let device = Device::choose(args.backend, Prefer::Gpu, args.step.first_device(args.device), flag)?;
+        let device = Device::choose(args.backend, Prefer::Gpu, args.step.first_device(args.device)?, flag)?;
         Ok(EngineSetup { threads: args.threads, ctx: args.ctx, draft, ..EngineSetup::on(device, args.step) })
     }
 

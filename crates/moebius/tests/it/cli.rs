@@ -321,6 +321,15 @@ fn folders_are_models() {
 }
 
 #[test]
+fn one_gpu_is_named_or_several_are() {
+    for command in [&["run", "Hi"][..], &["bench"], &["serve"]] {
+        let output = moebius(&[command, &["--backend", "cuda", "--device", "1", "--devices", "0,1"]].concat(), "");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && error.contains("give one of the two"), "{command:?}: {error}");
+    }
+}
+
+#[test]
 fn templates_render() {
     let messages = r#"[{"role": "user", "content": "Hi"}]"#;
     let text = stdout(&["render", "--messages", "-"], messages);
