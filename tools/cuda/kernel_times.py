@@ -4,10 +4,10 @@
     tools/cuda/kernel_times.py -- target/release/moebius bench -m MODEL --backend cuda -p 0 -n 2 --parallel 64 -r 1
     tools/cuda/kernel_times.py --csv SAVED.csv
 
-A row for each kernel and grid, in the order in which they are first seen: how often it ran, and medians of its
-microseconds, of issued instructions in percent of all slots, of warps in percent of those that fit, and of megabytes
-from memory. Models of a few layers (`tools/make_shape.py --layers 6`) have all kernels and take seconds: `ncu` runs
-each launch three times and puts memory back in between. Needs Nsight Compute.
+A row for each kernel, grid and number of registers (by which the types of weights differ), in the order in which they
+are first seen: how often it ran, and medians of its microseconds, of cycles in which a scheduler issues, of warps in
+percent of those that fit, and of megabytes from memory. Models of a few layers (`tools/make_shape.py --layers 6`) have
+all kernels: `ncu` runs each launch several times and puts memory back in between. Needs Nsight Compute.
 """
 import argparse
 import csv
@@ -21,10 +21,11 @@ METRICS = {
     "warps %": ("sm__warps_active.avg.pct_of_peak_sustained_active", 1),
     "MB": ("dram__bytes.sum", 1e-6),
 }
+REGISTERS = "launch__registers_per_thread"
 
 
 def measure(command):
-    metrics = ",".join(name for name, _ in METRICS.values())
+    metrics = ",".join([REGISTERS, *(name for name, _ in METRICS.values())])
     ncu = ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base", "--metrics", metrics]
     run = subprocess.run([*ncu, *command], stdout=subprocess.PIPE, text=True)
     if run.returncode:
@@ -33,7 +34,7 @@ def measure(command):
 
 
 def launches(lines):
-    """Kernel, grid and numbers of each launch; lines of the program itself are passed over."""
+    """Kernel, grid, registers and numbers of each launch; lines of the program itself are passed over."""
     head = None
     for row in csv.reader(lines):
         if "Kernel Name" in row:
@@ -41,7 +42,7 @@ def launches(lines):
         elif head and len(row) == len(head) and row[0].isdigit():
             found = dict(zip(head, row))
             numbers = [float(found[name].replace(",", "")) * by for name, by in METRICS.values()]
-            yield (found["Kernel Name"], found["Grid Size"]), numbers
+            yield (found["Kernel Name"], found["Grid Size"], found[REGISTERS]), numbers
 
 
 def main():
@@ -57,10 +58,11 @@ def main():
         by_kernel.setdefault(kernel, []).append(numbers)
     if not by_kernel:
         sys.exit("ncu printed no launch")
-    print(f"{'kernel':28} {'grid':>16} {'times':>6}", *(f"{name:>8}" for name in METRICS))
-    for (name, grid), all_numbers in by_kernel.items():
+    print(f"{'kernel':28} {'grid':>16} {'regs':>5} {'times':>6}", *(f"{name:>8}" for name in METRICS))
+    for (name, grid, registers), all_numbers in by_kernel.items():
         medians = [statistics.median(numbers) for numbers in zip(*all_numbers)]
-        print(f"{name[:28]:28} {grid:>16} {len(all_numbers):6}", *(f"{number:8.2f}" for number in medians))
+        columns = " ".join(f"{number:8.2f}" for number in medians)
+        print(f"{name[:28]:28} {grid:>16} {registers:>5} {len(all_numbers):6} {columns}")
 
 
 if __name__ == "__main__":
