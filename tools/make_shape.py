@@ -4,6 +4,7 @@
   make_shape.py --out FILE.gguf [--model qwen3-30b] [--layers 48] [--vocab FILE.gguf] [--seed 1]
   make_shape.py --out FILE.gguf --skew S                     # experts that routers prefer
   make_shape.py --out FILE.gguf --skew S --routers-only      # other routers for a file made with --skew
+  make_shape.py --out FILE.gguf --model qwen35-35b --mtp 0.1 # with a layer for multi-token prediction
   make_shape.py --out FILE.gguf --model qwen35-397b --hollow # no weights, no room on disk: for `moebius plan`
 
 For speed and memory only: weights are random quants of zero mean and the deviation that keeps activations sane, pieces
@@ -11,6 +12,9 @@ of a pool of 48 MB a type. The file streams to disk, peak RAM is about 0.5 GB.
 --skew S (qwen3-30b) gives every expert a bias of standard deviation S on its logit (noise: 0.9): 0 chooses all equally
 often, 0.5 gives the top quarter of 128 experts 60% of the tokens. The shape has no tensor for it, so the first 32
 channels of the residual stream are one constant, which no layer writes to and routers read.
+--mtp NOISE (qwen35) adds a layer whose drafts are often right: what layers add to the residual stream is so little that
+the next token follows from the last one alone, which the layer sees, beside NOISE times a random product of the model's
+hidden state. Without noise every draft is right; `moebius bench --draft mtp` prints the share that was.
 The vocabulary is that of --vocab (the embedded model's when left out), filled up to the model's.
 Needs: pip install gguf numpy.
 """
@@ -46,7 +50,8 @@ class Shape:
         self.tensors = []
         self.w = w = gguf.GGUFWriter(args.out, arch)
         w.add_name(f"{name} shape, random, {self.layers} layers")
-        w.add_block_count(self.layers)
+        self.is_mtp, self.of_sum = args.mtp is not None, 1.0 if args.mtp is None else 1e-3
+        w.add_block_count(self.layers + self.is_mtp)
         w.add_context_length(context)
         w.add_embedding_length(width)
         w.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M)
@@ -114,7 +119,7 @@ class Shape:
         for i in range(self.layers):
             yield f"blk.{i}.", i, finer(i, self.layers)
 
-    def write(self, path, hollow, seed, skew):
+    def write(self, path, hollow, seed, skew, mtp):
         w = self.w
         for name, shape, kind, *_ in self.tensors:
             if kind == T.F32:
@@ -128,7 +133,7 @@ class Shape:
         w.write_kv_data_to_file()
         w.write_ti_data_to_file()
         file = w.fout[0]
-        fill = Fill(seed, skew, self.width)
+        fill = Fill(seed, skew, self.width, mtp)
         end, of_a_token = align(file.tell()), 0
         for name, shape, kind, std, mean in self.tensors:
             values, size = BLOCKS[kind]
@@ -150,8 +155,8 @@ class Shape:
 class Fill:
     """Bytes of tensors. Those of a tensor are the same for the same seed, whatever --layers is."""
 
-    def __init__(self, seed, skew, width):
-        self.seed, self.skew, self.width, self.pools = seed, skew, width, {}
+    def __init__(self, seed, skew, width, mtp=None):
+        self.seed, self.skew, self.width, self.mtp, self.pools = seed, skew, width, mtp, {}
 
     def rng(self, name):
         return np.random.Generator(np.random.SFC64([self.seed, zlib.crc32(name.encode())]))
@@ -162,6 +167,11 @@ class Fill:
             yield self.floats(name, rng, shape, std, mean).tobytes()
             return
         values, size = BLOCKS[kind]
+        if name.endswith("nextn.eh_proj.weight"):
+            d = self.width
+            noise = self.mtp / d**0.5 * rng.standard_normal((d, d), dtype=np.float32)
+            yield gguf.quants.quantize(np.hstack([np.eye(d, dtype=np.float32), noise]), kind).tobytes()
+            return
         if self.skew is not None and name == "token_embd.weight":
             yield embedding(rng, int(np.prod(shape)), shape[-1]).tobytes()
             return
@@ -324,7 +334,15 @@ def qwen35(args):
     s.key("full_attention_interval", 4)
     s.ends()
     inner, conv = v_heads * state, (2 * k_heads + v_heads) * state
-    for p, i, fine in s.each_layer():
+    layers = list(s.each_layer())
+    if s.is_mtp:
+        s.key("nextn_predict_layers", 1)
+        p = f"blk.{s.layers}."
+        s.add(p + "nextn.eh_proj.weight", d, 2 * d, kind=T.Q8_0)
+        s.norm(p + "nextn.enorm.weight", d, 0.0)
+        s.norm(p + "nextn.hnorm.weight", d, 0.0)
+        layers.append((p, 3, T.Q6_K))
+    for p, i, fine in layers:
         s.norm(p + "attn_norm.weight", d)
         s.norm(p + "post_attention_norm.weight", d)
         if (i + 1) % 4:
@@ -336,16 +354,16 @@ def qwen35(args):
             s.add(p + "ssm_conv1d.weight", conv, 4, kind=T.F32, std=0.5)
             s.norm(p + "ssm_dt.bias", v_heads, 0.5, 0.0)
             s.norm(p + "ssm_norm.weight", state)
-            s.add(p + "ssm_out.weight", d, inner, std=0.004)
+            s.add(p + "ssm_out.weight", d, inner, std=0.004 * s.of_sum)
         else:
             s.add(p + "attn_k.weight", kv * head, d)
             s.norm(p + "attn_k_norm.weight", head)
-            s.add(p + "attn_output.weight", d, heads * head, std=0.004)
+            s.add(p + "attn_output.weight", d, heads * head, std=0.004 * s.of_sum)
             s.add(p + "attn_q.weight", 2 * heads * head, d)
             s.norm(p + "attn_q_norm.weight", head)
             s.add(p + "attn_v.weight", kv * head, d, kind=fine)
-        s.add(p + "ffn_down_exps.weight", experts, d, ff, kind=fine)
-        s.add(p + "ffn_down_shexp.weight", d, ff, kind=fine)
+        s.add(p + "ffn_down_exps.weight", experts, d, ff, kind=fine, std=0.02 * s.of_sum)
+        s.add(p + "ffn_down_shexp.weight", d, ff, kind=fine, std=0.02 * s.of_sum)
         s.add(p + "ffn_gate_exps.weight", experts, ff, d)
         s.add(p + "ffn_gate_inp.weight", experts, d, kind=T.F32)
         s.norm(p + "ffn_gate_inp_shexp.weight", d, 0.02, 0.0)
@@ -486,16 +504,19 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--skew", type=float)
     parser.add_argument("--routers-only", action="store_true")
+    parser.add_argument("--mtp", type=float, metavar="NOISE")
     parser.add_argument("--hollow", action="store_true")
     args = parser.parse_args()
     if args.routers_only and args.skew is None:
         parser.error("--routers-only wants --skew")
     if args.skew is not None and args.model != "qwen3-30b":
         parser.error("--skew is for qwen3-30b")
+    if args.mtp is not None and not args.model.startswith("qwen35"):
+        parser.error("--mtp is for qwen35")
     if args.routers_only:
         return other_routers(args)
     began = time.monotonic()
-    MODELS[args.model](args).write(args.out, args.hollow, args.seed, args.skew)
+    MODELS[args.model](args).write(args.out, args.hollow, args.seed, args.skew, args.mtp)
     print(f"{time.monotonic() - began:.0f} s")
 
 

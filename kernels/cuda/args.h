@@ -195,7 +195,10 @@ struct Chunk {
     u32 first_window_page;  // in `window_pages`
     u32 first_window_block;
     u32 state;
-    u32 single; // the token of the step's chunk of this number among those of one token
+    u32 single;   // the token of the step's chunk of this number among those of one token
+    u32 n_draft;  // tokens at its end that are drafts: states stay before them
+    u32 n_replay; // drafts of the state's last step that were accepted since: states move past them first
+    u32 side;     // 0 or 1: where what they move states by was kept; this step's goes to the other side
 };
 
 // What changes from step to step, in device memory at places that depend on T and R alone.
@@ -345,9 +348,9 @@ struct CausalConv {
     const float* x; // [T, d]
     const float* w; // [d, WIDTH]
     const float* bias; // [d] or none
-    float* state;   // [n_states][(WIDTH - 1), d]
+    float* state;   // [n_states][(WIDTH - 1) + most drafts, d]
     float* out;     // [T, d]
-    u64 state_len;  // (WIDTH - 1) * d
+    u64 state_len;  // of a slot
     u32 d, silu;
 };
 
@@ -359,10 +362,12 @@ struct DeltaNet {
     const float* g;    // [T, n_v_head], by_row [T, n_v_head, d_k]
     const float* beta; // [T, n_v_head]
     const float* skip; // [n_v_head], or null
-    float* state;      // [n_states][n_v_head, d_k, d_v]
+    float* state;      // [n_states][n_v_head, d_k, d_v], in a slot before k, v, g and beta of drafts, [2][most_drafts]
     float* out;        // [T, n_v_head, d_v]
-    u64 state_len;     // n_v_head * d_k * d_v
+    u64 state_len;     // of a slot
     u32 n_k_head, n_v_head, d_v, tiled, is_sum, by_row;
+    u32 most_drafts;
+    u32 beside_tiles;  // only chunks with drafts, and states behind which accepted ones wait
 };
 
 // The delta rule in tiles of 32 positions: what `delta_tiles` finds of each, for `delta_chunks`.
@@ -457,12 +462,12 @@ struct DeltaIn {
     Step step;
     const float* x; // [T, d], channels of q, of k, of v
     const float* w; // [d, WIDTH]
-    float* state;   // [n_states][(WIDTH - 1), d]
+    float* state;   // [n_states][(WIDTH - 1) + most drafts, d]
     float* q;       // [T, n_k_head, d_k]
     float* k;       // [T, n_k_head, d_k]
     float* v;       // [T, n_v_head, d_v]
     DecayBeta gates;
-    u64 state_len; // (WIDTH - 1) * d
+    u64 state_len; // of a slot
     u32 d, n_k_head, n_v_head, d_k, d_v;
     float q_scale, k_scale, eps;
 };
@@ -528,7 +533,7 @@ struct Attend {
     u32 workers, stages; // warps of a block that have pages, and half pages of each in shared memory, 1 or 2
     u8* columns;         // [T, column_bytes(n_head * d)], or null: `out` packed
     u32 singles;         // not 0: the rows are the chunks of one token among others
-    u32 reserved;
+    u32 cached;          // not 0: keys and values of the rows are in the cache
 };
 
 // What comes before attention over latents, for single tokens: queries are multiplied with the cache, which holds a

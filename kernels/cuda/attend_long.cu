@@ -1,6 +1,7 @@
 // attend_long: as `attend`, on tensor cores, which takes a little longer where contexts are short. The last block of a
 // token and a key-value head merges the splits, in their order; where they are many, a second launch does
-// (attend_merge). Alongside prompts (`singles`) heads come normed and rotated, and what is appended is there already.
+// (attend_merge). Where keys and values are `cached` they are there already; alongside prompts (`singles`) queries
+// come normed and rotated.
 //
 // Compiled for a cache of f16, or of blocks of 8 bits in its keys (-DK_BLOCKS=1) or its values (-DV_BLOCKS=1): -DD, the
 // width of keys and of values, a power of two of 64 to 256, and -DHEADS, query heads of a block, a power of two up to 8.
@@ -125,6 +126,8 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
         load_half<K_BLOCKS, K_PIECES, K_STRIDE, false>(to, a.k_cache, head, half, first_pos, pos);
         load_half<V_BLOCKS, V_PIECES, V_STRIDE, true>(to + K_BYTES, a.v_cache, head, half, first_pos, pos);
     };
+    // The rows before this one may be of this step.
+    if (chunk.len > 1) PDL_WAIT();
     for (u32 stage = 0; stage < a.stages; stage++) {
         if (half + stage * a.workers < end_half) load(half + stage * a.workers, stage);
         copy_async_commit();
@@ -152,7 +155,7 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
         u8* rows = is_blocks ? blocks_of(cache, head_of_page, D) : (u8*)cache + head_of_page * (PAGE * D * 2);
         u8* row_of = rows + pos % PAGE * (is_blocks ? D : 2 * D);
         Fresh& its = fresh[is_new == 2];
-        if (is_new && a.singles) {
+        if (is_new && a.cached) {
             // Rows of k and v may be gone: the plan has no reader of theirs.
             if (lane < (is_blocks ? D / 16 : D / 8)) ((uint4*)its.row)[lane] = __ldcg((const uint4*)row_of + lane);
             if (is_blocks && lane < D / 32) {

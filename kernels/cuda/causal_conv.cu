@@ -24,6 +24,7 @@ KERNEL __launch_bounds__(128) causal_conv(const __grid_constant__ CausalConv a) 
     const float* x = a.x + (u64)c.first * a.d + channel;
     float* out = a.out + (u64)c.first * a.d + channel;
     float* state = a.state + c.state * a.state_len + channel;
+    const float* old = state + (u64)c.n_replay * a.d;
     // The rows before the next one, oldest first.
     float rows[STATE_ROWS];
 #pragma unroll
@@ -31,14 +32,13 @@ KERNEL __launch_bounds__(128) causal_conv(const __grid_constant__ CausalConv a) 
         if (first > 0) {
             rows[j] = x[(u64)(first - STATE_ROWS + j) * a.d];
         } else {
-            rows[j] = c.pos == 0 ? 0.0f : state[(u64)j * a.d];
+            rows[j] = c.pos == 0 ? 0.0f : old[(u64)j * a.d];
         }
     }
     if (first == 0) {
-        // The new state: the last rows of [state | x].
-#pragma unroll
-        for (int j = 0; j < STATE_ROWS; j++) {
-            const u32 row = c.len + j; // of STATE_ROWS + len
+        // The new state: the last rows of [state | x] before the drafts, and those of the drafts.
+        for (u32 j = 0; j < STATE_ROWS + c.n_draft; j++) {
+            const u32 row = c.len - c.n_draft + j; // of STATE_ROWS + len
             float v = 0.0f;
 #pragma unroll
             for (int i = 0; i < STATE_ROWS; i++) v = row == i ? rows[i] : v;

@@ -81,7 +81,7 @@ KERNEL __launch_bounds__(128, 4) delta_tiles(const __grid_constant__ DeltaChunks
     PDL_WAIT();
     const Chunk c = a.op.step.chunks[blockIdx.z];
     const u32 first = blockIdx.x * TILE, k_head = blockIdx.y, n_k = a.op.n_k_head, n_v = a.op.n_v_head;
-    if (first >= c.len) return;
+    if (first >= c.len || c.n_draft > 0) return;
     const u32 n = min((u32)TILE, c.len - first), token = c.first + first;
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
@@ -314,6 +314,7 @@ KERNEL __launch_bounds__(THREADS, 1) delta_chunks(const __grid_constant__ DeltaC
     PDL_LAUNCH();
     PDL_WAIT();
     const Chunk c = a.op.step.chunks[blockIdx.z];
+    if (c.n_draft > 0) return; // delta_net has it
     const u32 head = blockIdx.y, d_v = a.op.d_v, n_k = a.op.n_k_head, n_v = a.op.n_v_head;
     const u32 k_head = a.op.tiled ? head % n_k : head / (n_v / n_k);
     const u32 g = lane / 4, t = lane % 4;

@@ -45,7 +45,7 @@ KERNEL __launch_bounds__(THREADS) delta_in(const __grid_constant__ DeltaIn a) {
 #pragma unroll
         for (int r = 0; r < WIDTH; r++) w[j][r] = a.w[(u64)channel * WIDTH + r];
 #pragma unroll
-        for (int r = 0; r < STATE_ROWS; r++) rows[j][r] = c.pos == 0 ? 0.0f : state[(u64)r * a.d + channel];
+        for (int r = 0; r < STATE_ROWS; r++) rows[j][r] = c.pos == 0 ? 0.0f : state[(u64)(r + c.n_replay) * a.d + channel];
     }
     PDL_WAIT();
     float y[CHANNELS], sum = 0.0f;
@@ -119,13 +119,12 @@ KERNEL __launch_bounds__(THREADS) delta_in_rows(const __grid_constant__ DeltaIn 
             rows[j][r] = i >= width   ? 0.0f
                          : first > 0  ? x[(u64)(first - STATE_ROWS + r) * a.d + i]
                          : c.pos == 0 ? 0.0f
-                                      : state[(u64)r * a.d + i];
+                                      : state[(u64)(r + c.n_replay) * a.d + i];
         }
         if (first > 0 || i >= width) continue;
-        // The new state: the last rows of [state | x].
-#pragma unroll
-        for (int r = 0; r < STATE_ROWS; r++) {
-            const u32 row = c.len + r; // of STATE_ROWS + len
+        // The new state: the last rows of [state | x] before the drafts, and those of the drafts.
+        for (u32 r = 0; r < STATE_ROWS + c.n_draft; r++) {
+            const u32 row = c.len - c.n_draft + r; // of STATE_ROWS + len
             float v = 0.0f;
 #pragma unroll
             for (int e = 0; e < STATE_ROWS; e++) v = row == e ? rows[j][e] : v;

@@ -5,6 +5,11 @@
 // each, from the chunk's first token to its last. Keys, queries, values and gates come through shared memory, TOKENS at
 // a time, copied while the tokens before are computed: a token waits for no memory. Two tokens go together, so that
 // the sums of both run side by side. Sums run over a lane's numbers, then over the eight lanes.
+//
+// delta_net_drafts: the same of steps with drafts. A chunk goes in three phases: drafts of the slot's last step that were
+// accepted, from what that step kept of them in the slot; the chunk's tokens, after which the state is stored; its own
+// drafts, of which k, v, g and beta are kept. What is kept has two sides: blocks may still read one while others write
+// the other.
 #include "cuda/common.h"
 #include "cuda/args.h"
 
@@ -37,8 +42,8 @@ __device__ __forceinline__ void copy_async(float* to, const float* from) {
 }
 
 // v holds the width of a head of v: d_v is no constant, since nothing is unrolled over it.
-KERNEL __launch_bounds__(128) delta_net(const __grid_constant__ DeltaNet a) {
-    __shared__ __align__(16) Staged staged[2];
+template <bool HAS_DRAFTS>
+__device__ __forceinline__ void delta_net_of(const DeltaNet& a, Staged (&staged)[2]) {
     PDL_LAUNCH();
     PDL_WAIT();
     const Chunk c = a.step.chunks[blockIdx.z];
@@ -49,25 +54,46 @@ KERNEL __launch_bounds__(128) delta_net(const __grid_constant__ DeltaNet a) {
     // Lanes without a column run along for the shuffles and write nothing.
     const bool is_real = column < d_v;
 
-    // Tokens first .. first + TOKENS of the chunk, as far as it has them.
-    const auto fetch = [&](u32 first, Staged& to) {
+    // Numbers of a token's k, v and beta, and of g.
+    const u32 n_k = a.n_k_head * D_K, n_v = a.n_v_head * d_v, n_g = a.by_row ? a.n_v_head * D_K : a.n_v_head;
+    float* slot = a.state + c.state * a.state_len;
+    // What the slot keeps of a draft: k, v, g and beta, from a multiple of four numbers on.
+    const u32 kept_row = (n_k + n_v + n_g + a.n_v_head + 3) / 4 * 4;
+    const auto kept_at = [&](u32 side) {
+        return slot + (u64)a.n_v_head * D_K * d_v + (u64)side * a.most_drafts * kept_row;
+    };
+    // Where the tokens of a phase lie, and how many numbers from token to token.
+    struct Source {
+        const float *k, *v, *g, *beta;
+        u32 k_row, v_row, g_row, beta_row;
+    };
+    const auto replayed = [&] {
+        const float* at = kept_at(c.side);
+        const float* g = at + n_k + n_v;
+        return Source{at, at + n_k, g, g + n_g, kept_row, kept_row, kept_row, kept_row};
+    };
+    const auto given = [&](u32 first) {
+        const u64 t = c.first + first;
+        return Source{a.k + t * n_k, a.v + t * n_v, a.g + t * n_g, a.beta + t * a.n_v_head, n_k, n_v, n_g, a.n_v_head};
+    };
+
+    // Tokens first .. first + TOKENS of `n`; q: the queries of the first of them, null where none are asked.
+    const auto fetch = [&](const Source& from, const float* q, u32 first, u32 n, Staged& to) {
         constexpr int N = D_K % 4 == 0 ? 4 : 1;
-        const u32 n = min((u32)TOKENS, c.len - first);
+        n = min((u32)TOKENS, n - first);
         for (u32 i = threadIdx.x; i < n * (D_K / N); i += blockDim.x) {
             const u32 t = i / (D_K / N), at = i % (D_K / N) * N;
-            const u64 row = ((u64)(c.first + first + t) * a.n_k_head + k_head) * D_K + at;
-            copy_async<N>(&to.k[t][at], a.k + row);
-            copy_async<N>(&to.q[t][at], a.q + row);
+            const u32 of_head = k_head * D_K + at;
+            copy_async<N>(&to.k[t][at], from.k + (u64)(first + t) * from.k_row + of_head);
+            if (q) copy_async<N>(&to.q[t][at], q + (u64)(first + t) * n_k + of_head);
         }
         for (u32 i = threadIdx.x; i < n * COLUMNS; i += blockDim.x) {
             const u32 t = i / COLUMNS, at = blockIdx.x * COLUMNS + i % COLUMNS;
-            const u64 gate = (u64)(c.first + first + t) * a.n_v_head + head;
-            if (at < d_v) copy_async<1>(&to.v[t][i % COLUMNS], a.v + gate * d_v + at);
+            if (at < d_v) copy_async<1>(&to.v[t][i % COLUMNS], from.v + (u64)(first + t) * from.v_row + head * d_v + at);
         }
         for (u32 t = threadIdx.x; t < n; t += blockDim.x) {
-            const u64 gate = (u64)(c.first + first + t) * a.n_v_head + head;
-            copy_async<1>(&to.g[t], a.g + gate);
-            copy_async<1>(&to.beta[t], a.beta + gate);
+            copy_async<1>(&to.g[t], from.g + (u64)(first + t) * from.g_row + head);
+            copy_async<1>(&to.beta[t], from.beta + (u64)(first + t) * from.beta_row + head);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
@@ -77,21 +103,21 @@ KERNEL __launch_bounds__(128) delta_net(const __grid_constant__ DeltaNet a) {
             staged[t % 2].k[t / 2][at] = staged[t % 2].q[t / 2][at] = 0.0f;
         }
     }
-    fetch(0, staged[0]);
 
     // Number 4 * (LANES * i + lane) + j of the column.
-    float* state = a.state + c.state * a.state_len + (u64)head * D_K * d_v + (is_real ? column : 0);
+    float* state = slot + (u64)head * D_K * d_v + (is_real ? column : 0);
     const auto row_of = [&](int i, int j) { return 4 * (LANES * i + lane) + j; };
     float4 s[EACH];
-    const auto kept = [&](int i, int j) {
+    const auto stored = [&](int i, int j) {
         return c.pos != 0 && row_of(i, j) < D_K ? state[(u64)row_of(i, j) * d_v] : 0.0f;
     };
 #pragma unroll
-    for (int i = 0; i < EACH; i++) s[i] = {kept(i, 0), kept(i, 1), kept(i, 2), kept(i, 3)};
-    float* out = a.out + ((u64)c.first * a.n_v_head + head) * d_v + column;
+    for (int i = 0; i < EACH; i++) s[i] = {stored(i, 0), stored(i, 1), stored(i, 2), stored(i, 3)};
+    float* out; // of the phase's first token
+    bool is_read;
     const float skip = a.skip ? a.skip[head] : 0.0f;
     const auto store = [&](u32 t, float y, float v) {
-        if (is_real && lane == 0) out[(u64)t * a.n_v_head * d_v] = a.skip ? y + skip * v : y;
+        if (is_read && is_real && lane == 0) out[(u64)t * a.n_v_head * d_v] = a.skip ? y + skip * v : y;
     };
     // What the key found, which a sum does not take away.
     const auto found = [&](float x) { return a.is_sum ? 0.0f : x; };
@@ -114,8 +140,8 @@ KERNEL __launch_bounds__(128) delta_net(const __grid_constant__ DeltaNet a) {
         store(first + t, sum_of_lanes(y), v);
     };
     // A token whose rows of S decay by themselves.
-    const auto by_row = [&](const Staged& now, u32 t, u32 first) {
-        const float* g = a.g + ((u64)(c.first + first + t) * a.n_v_head + head) * D_K;
+    const auto by_row = [&](const Staged& now, const Source& from, u32 t, u32 first) {
+        const float* g = from.g + (u64)(first + t) * from.g_row + head * D_K;
         const auto decay = [&](int i, int j) { return row_of(i, j) < D_K ? g[row_of(i, j)] : 0.0f; };
         const float v = is_real ? now.v[t][own] : 0.0f;
         float known = 0.0f, y = 0.0f;
@@ -162,21 +188,68 @@ KERNEL __launch_bounds__(128) delta_net(const __grid_constant__ DeltaNet a) {
         store(first + t, g1 * s_q1 + k1_q1 * delta1, v1);
         store(first + t + 1, g2 * (g1 * s_q2 + k1_q2 * delta1) + k2_q2 * delta2, v2);
     };
-    for (u32 first = 0, turn = 0; first < c.len; first += TOKENS, turn ^= 1) {
-        const Staged& now = staged[turn];
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
-        __syncthreads();
-        if (first + TOKENS < c.len) fetch(first + TOKENS, staged[turn ^ 1]);
-        const u32 n = min((u32)TOKENS, c.len - first);
-        u32 t = 0;
-        for (; a.by_row && t < n; t++) by_row(now, t, first);
-        for (; t + 2 <= n; t += 2) both(now, t, first);
-        if (t < n) one(now, t, first);
-    }
-    if (!is_real) return;
-    const auto keep = [&](int i, int j, float x) {
-        if (row_of(i, j) < D_K) state[(u64)row_of(i, j) * d_v] = x;
+    // Keeps what token t of those staged moves the state by, as draft number `i`.
+    const auto keep = [&](const Staged& now, const Source& from, u32 t, u32 i) {
+        float* to = kept_at(c.side ^ 1) + (u64)i * kept_row;
+        const bool is_first_column = blockIdx.x == 0;
+        if (is_first_column && head == (a.tiled ? k_head : k_head * (a.n_v_head / a.n_k_head))) {
+            for (u32 j = threadIdx.x; j < D_K; j += blockDim.x) to[k_head * D_K + j] = now.k[t][j];
+        }
+        to += n_k;
+        if (is_real && lane == 0) to[head * d_v + column] = now.v[t][own];
+        if (!is_first_column) return;
+        to += n_v;
+        const u32 of_head = a.by_row ? D_K : 1;
+        for (u32 j = threadIdx.x; j < of_head; j += blockDim.x) {
+            to[head * of_head + j] = from.g[(u64)i * from.g_row + head * of_head + j];
+        }
+        if (threadIdx.x == 0) to[n_g + head] = now.beta[t];
     };
+    const auto store_state = [&] {
+        const auto put = [&](int i, int j, float x) {
+            if (is_real && row_of(i, j) < D_K) state[(u64)row_of(i, j) * d_v] = x;
+        };
 #pragma unroll
-    for (int i = 0; i < EACH; i++) keep(i, 0, s[i].x), keep(i, 1, s[i].y), keep(i, 2, s[i].z), keep(i, 3, s[i].w);
+        for (int i = 0; i < EACH; i++) put(i, 0, s[i].x), put(i, 1, s[i].y), put(i, 2, s[i].z), put(i, 3, s[i].w);
+    };
+    // Beside tiles, which go on from the state that this leaves, accepted drafts alone.
+    const u32 n_replay = HAS_DRAFTS ? c.n_replay : 0, n_draft = HAS_DRAFTS ? c.n_draft : 0;
+    const bool is_beside = HAS_DRAFTS && a.beside_tiles && n_draft == 0;
+    const u32 n_own = is_beside ? 0 : c.len - n_draft;
+    if (is_beside && n_replay == 0) return;
+#pragma unroll 1
+    for (u32 phase = HAS_DRAFTS ? 0 : 1; phase < (HAS_DRAFTS ? 3 : 2); phase++) {
+        const u32 n = phase == 0 ? n_replay : phase == 1 ? n_own : n_draft, of = phase == 2 ? n_own : 0;
+        const Source from = phase == 0 ? replayed() : given(of);
+        is_read = phase > 0;
+        out = a.out + ((u64)(c.first + of) * a.n_v_head + head) * d_v + column;
+        const float* q = is_read ? a.q + (u64)(c.first + of) * n_k : nullptr;
+        // What the phase before staged has been read.
+        if (HAS_DRAFTS && n > 0) __syncthreads();
+        if (n > 0) fetch(from, q, 0, n, staged[0]);
+        for (u32 first = 0, turn = 0; first < n; first += TOKENS, turn ^= 1) {
+            const Staged& now = staged[turn];
+            asm volatile("cp.async.wait_group 0;" ::: "memory");
+            __syncthreads();
+            if (first + TOKENS < n) fetch(from, q, first + TOKENS, n, staged[turn ^ 1]);
+            const u32 n_now = min((u32)TOKENS, n - first);
+            u32 t = 0;
+            for (; a.by_row && t < n_now; t++) by_row(now, from, t, first);
+            for (; t + 2 <= n_now; t += 2) both(now, t, first);
+            if (t < n_now) one(now, t, first);
+            for (u32 i = 0; phase == 2 && i < n_now; i++) keep(now, from, i, first + i);
+        }
+        if (phase == 1) store_state();
+    }
+}
+
+// Six blocks a multiprocessor, as many as shared memory holds.
+KERNEL __launch_bounds__(128, ROW == 128 ? 6 : 1) delta_net(const __grid_constant__ DeltaNet a) {
+    __shared__ __align__(16) Staged staged[2];
+    delta_net_of<false>(a, staged);
+}
+
+KERNEL __launch_bounds__(128) delta_net_drafts(const __grid_constant__ DeltaNet a) {
+    __shared__ __align__(16) Staged staged[2];
+    delta_net_of<true>(a, staged);
 }

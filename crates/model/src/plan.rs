@@ -609,6 +609,17 @@ impl Plan {
         self.input_of(self.logits)
     }
 
+    /// Whether programs return a buffer: logits, hidden states, or rows that a draft head is given.
+    pub fn is_returned(&self, buf: Buf) -> bool {
+        buf == self.logits || self.hidden() == Some(buf) || self.draft.as_ref().is_some_and(|draft| draft.source == buf)
+    }
+
+    /// The draft head as a plan of its own, over the same weights, buffers and caches; `None` where there is none.
+    pub fn draft_plan(&self) -> Option<Plan> {
+        let DraftHead { ops, layers, logits, .. } = self.draft.clone()?;
+        Some(Plan { ops, layers, logits, draft: None, ..self.clone() })
+    }
+
     /// The same of the draft head: what its next step is given.
     pub fn draft_hidden(&self) -> Option<Buf> {
         self.input_of(self.draft.as_ref()?.logits)

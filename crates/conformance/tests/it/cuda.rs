@@ -10,7 +10,7 @@ use backend::{Ask, Backend, Batch, Fault, Limits, PAGE, Picks, Tables};
 use backend::{CacheType, KvType};
 use checkpoint::Checkpoint;
 use conformance::backends::{self, gpu};
-use conformance::{BAD, N_VOCAB, PLAIN, Session, Shape, model, relative, tokens};
+use conformance::{BAD, MAX_DRAFT, N_VOCAB, PLAIN, Session, Shape, model, relative, tokens};
 use gpu::cuda::Cuda;
 use model::plan::{DeltaHeads, DeltaRule, Gate, Plan, RopePairing, Sharing, ValidPlan};
 use quant::WeightType::{self, *};
@@ -227,6 +227,82 @@ fn states_are_copied() {
     session.n_past[0] = 40;
     let again = session.step(&[(0, &prompt[..5])]).to_vec();
     assert!(first.iter().map(|x| x.to_bits()).eq(again.iter().map(|x| x.to_bits())));
+}
+
+/// Drafts that are right, wrong and right up to a point, beside another sequence's and after prompts: whatever was
+/// accepted, later tokens see the texts without drafts.
+#[test]
+fn drafts_agree_with_the_reference() {
+    let Some(gpu) = gpu(CacheType::F16) else { return };
+    let large = Shape { d_model: 256, d_ff: 256, n_head: 4, n_kv: 2, d_k: 64, d_v: 64, ..PLAIN };
+    let delta = |shape, width, heads| Shape { delta: Some((width, heads)), ..shape };
+    for (shape, most) in [
+        (PLAIN, FLOATS_OFF),
+        (delta(PLAIN, 4, heads(2, 4, 128, 128, Sharing::Grouped)), FLOATS_OFF),
+        (delta(PLAIN, 2, heads(3, 3, 20, 24, Sharing::Tiled)), FLOATS_OFF),
+        (delta(PLAIN, 5, heads(2, 6, 7, 57, Sharing::Tiled)), FLOATS_OFF),
+        (delta(Shape { types: [Q4_K; 5], ..large }, 4, heads(2, 4, 64, 64, Sharing::Tiled)), 3e-2),
+        (Shape { types: [Q4_K, Q6_K, Q4_K, Q4_K, Q6_K], n_expert: 19, n_used: 4, ..large }, 3e-2),
+        (Shape { types: [BF16; 5], sinks: true, window: Some(40), forgets: true, ..large }, 1e-2),
+    ] {
+        let run = |backend: &dyn Backend| with_drafts(backend, &model(shape), BAD);
+        let error = relative_of_most(&run(&gpu), &run(&Reference), N_VOCAB);
+        println!("{error:.2e} (at most {most:.0e}) {shape:?}");
+        assert!(error <= most, "{error:e} of at most {most:e}, {shape:?}");
+    }
+    // Short convolutions, Mamba-2, gates by key: families as they are published.
+    for name in ["lfm2", "nemotron_h", "falcon_h1", "kimi_linear", "qwen3_vl", "gemma4_e2b", "mistral4"] {
+        let folder = format!("{}/tests/data/published/{name}/hf", env!("CARGO_MANIFEST_DIR"));
+        let checkpoint = Arc::new(checkpoint::open(std::path::Path::new(&folder)).unwrap());
+        let plan = model::build(&checkpoint).unwrap();
+        let run = |backend: &dyn Backend| {
+            let plan = Plan::clone(&backend.lower(plan.clone()).unwrap());
+            with_drafts(backend, &(plan, checkpoint.clone()), 40)
+        };
+        let error = relative_of_most(&run(&gpu), &run(&Reference), plan.n_vocab);
+        println!("{error:.2e} {name}");
+        assert!(error <= 3e-2, "{name}: {error:e}");
+    }
+}
+
+/// The logits of the rows of two sequences that are right: one in chunks of few tokens and of many with drafts, the
+/// other with a draft that is never accepted.
+fn with_drafts(backend: &dyn Backend, model: &(Plan, Arc<Checkpoint>), n_ids: u32) -> Vec<f32> {
+    let n_vocab = model.0.n_vocab;
+    let mut session = Session::new(backend, model, 300);
+    let ids = |n, seed| tokens(n, seed).into_iter().map(|id| id % n_ids).collect::<Vec<u32>>();
+    let (text, other) = (ids(280, 9), ids(60, 10));
+    let (mut at, mut other_at, mut round) = (0, 0, 0);
+    let mut all = Vec::new();
+    while at + 120 < text.len() {
+        // Prompts of the last rounds are long enough for kernels of many tokens, behind accepted drafts.
+        let n = [1, 1, 4, 1, 2, 7, 1, 90][round % 8];
+        let n_draft = [3, 0, MAX_DRAFT, 1, 2, 4, 3][round % 7];
+        let n_right = [0, 2, MAX_DRAFT, 1, 3, 1, 4, 3][round % 8].min(n_draft);
+        let mut drafts = text[at + n..at + n + n_draft].to_vec();
+        drafts[n_right..].iter_mut().for_each(|id| *id = (*id + 1) % n_ids);
+        let (is_with, wrong) = (other_at + 1 < other.len() && round % 3 > 0, [(other[other_at + 1] + 1) % n_ids]);
+        let parts: [(usize, &[u32], &[u32]); 2] =
+            [(1, &other[other_at..other_at + 1], &wrong), (0, &text[at..at + n], &drafts)];
+        let (parts, accepted) = if is_with { (&parts[..], &[0, n_right][..]) } else { (&parts[1..], &[n_right][..]) };
+        let logits = session.step_with_drafts(parts, accepted);
+        let skip = if is_with { 2 * n_vocab } else { 0 };
+        if is_with {
+            all.extend_from_slice(&logits[..n_vocab]);
+            other_at += 1;
+        }
+        all.extend_from_slice(&logits[skip..][..(n + n_right) * n_vocab]);
+        at += n + n_right;
+        if round % 5 == 2 {
+            // Away and back: a copy takes the accepted drafts along.
+            session.program.copy_state(0, 3);
+            session.program.copy_state(2, 0);
+            session.program.copy_state(3, 0);
+        }
+        round += 1;
+    }
+    assert!(round > 8 && other_at > 4, "{round} rounds, {other_at}");
+    all
 }
 
 /// Single tokens of several sequences: the kernels for up to 8 rows, for 9 to 64 and for more, and the graphs of such

@@ -55,9 +55,9 @@ args! {
         ids: Ptr, first: Ptr, pairs: Ptr, places: Ptr, further: [Ptr; 3], width: [u32; 3], n_pairs: u32, n_expert: u32,
         reserved: u32,
     }
-    struct Chunk: 32 {
+    struct Chunk: 44 {
         first: u32, len: u32, pos: u32, first_page: u32, first_window_page: u32, first_window_block: u32, state: u32,
-        single: u32,
+        single: u32, n_draft: u32, n_replay: u32, side: u32,
     }
     struct Step: 64 {
         ids: Ptr, positions: Ptr, chunk_of: Ptr, rows: Ptr, chunks: Ptr, pages: Ptr, window_pages: Ptr, faults: Ptr,
@@ -99,11 +99,12 @@ args! {
     struct CausalConv: 120 {
         step: Step, x: Ptr, w: Ptr, bias: Ptr, state: Ptr, out: Ptr, state_len: u64, d: u32, silu: u32,
     }
-    struct DeltaNet: 160 {
+    struct DeltaNet: 168 {
         step: Step, q: Ptr, k: Ptr, v: Ptr, g: Ptr, beta: Ptr, skip: Ptr, state: Ptr, out: Ptr, state_len: u64,
         n_k_head: u32, n_v_head: u32, d_v: u32, tiled: u32, is_sum: u32, by_row: u32,
+        most_drafts: u32, beside_tiles: u32,
     }
-    struct DeltaChunks: 184 { op: DeltaNet, keys: Ptr, shares: Ptr, gates: Ptr }
+    struct DeltaChunks: 192 { op: DeltaNet, keys: Ptr, shares: Ptr, gates: Ptr }
     struct Route: 184 {
         step: Step, logits: Ptr, bias: Ptr, expert_scale: Ptr, ids: Ptr, weights: Ptr,
         rows: u32, n_used: u32, score: u32, n_group: u32, n_group_used: u32, group_sums: u32, renormalise: u32,
@@ -152,7 +153,7 @@ args! {
         step: Step, q: QkvPart, k: QkvPart, v: QkvPart, table: Ptr, k_cache: Ptr, v_cache: Ptr, sinks: Ptr, out: Ptr,
         partial: Ptr, counters: Ptr, n_kv: u32, n_splits: u32, window: u32, windowed: u32, half: u32, interleaved: u32,
         q_stride: u32, n_tiles: u32, scale: f32, softcap: f32, eps: f32, rows: u32,
-        workers: u32, stages: u32, columns: Ptr, singles: u32, reserved: u32,
+        workers: u32, stages: u32, columns: Ptr, singles: u32, cached: u32,
     }
     struct LatentQ: 456 {
         step: Step, q: Linear, w: HeadLinear, heads: Ptr, kv: Ptr, norm_w: Ptr, cache: Ptr, table: Ptr, counters: Ptr,

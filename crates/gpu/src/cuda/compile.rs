@@ -11,6 +11,7 @@ use model::plan::{Buf, CacheDecl, Elem, Op, Plan, ValidPlan, Weight, memory};
 use super::Cuda;
 use super::batch;
 use super::delta;
+use super::drafts::{self, Slots as DraftSlots};
 use super::driver::{self, Context, DriverError, Memory, Module, Pinned, Stream};
 use super::encode::{self, Kernels, RopeView, Scratch, batch::BatchScratch};
 use super::few::DeltaRoom;
@@ -22,7 +23,7 @@ use super::nodes::{
 };
 use super::nvrtc::{self, Target};
 use super::pick::Picker;
-use super::program::{CudaProgram, Lists, Parts, Plain};
+use super::program::{CudaProgram, Head, Lists, Parts, Plain};
 use super::sources::{self, Key, Texts};
 use super::split::{Slots, Split};
 use super::tables::{Given, Tables};
@@ -88,6 +89,8 @@ pub struct Laid<'a> {
     states: Vec<StateView>,
     logits: View,
     hidden: Option<View>,
+    /// The draft head.
+    head: Option<Head>,
 }
 
 /// Lays out `plan` on a device.
@@ -107,7 +110,7 @@ pub fn lay<'a>(
     if limits.max_tokens == 0 || limits.max_tokens > MAX_TOKENS {
         return Err(unsupported(format!("run steps of {} tokens, at most {MAX_TOKENS}", limits.max_tokens)));
     }
-    let n_routers = plan.ops.iter().filter(|op| matches!(op, Op::Route { .. })).count();
+    let n_routers = plan.all_ops().filter(|op| matches!(op, Op::Route { .. })).count();
     if n_routers > MAX_ROUTERS {
         return Err(unsupported(format!("run {n_routers} routers, at most {MAX_ROUTERS}")));
     }
@@ -136,6 +139,7 @@ pub fn lay<'a>(
             Some((memory, allocate(context, "tables of experts", table_bytes + pair_bytes)?))
         }
     };
+    let of_head = plan.draft_plan();
     let delta = allocate(context, "delta rules", delta::bytes(plan, limits))?;
     let mut weights = Weights::new(context);
     let mut modules = Modules::new();
@@ -170,7 +174,7 @@ pub fn lay<'a>(
     let mut room_bytes = 0;
     let most = batch::most_rows(is_wide).min(max_tokens.max(few::MAX_ROWS));
     let room_rows = if is_batch { most } else { few::MAX_ROWS };
-    let places = few::room(plan, room_rows).map(|numbers| {
+    let places = most_of(plan, of_head.as_ref(), |plan| few::room(plan, room_rows)).map(|numbers| {
         let at = room_bytes;
         room_bytes += (4 * numbers).next_multiple_of(256);
         at as u64
@@ -204,6 +208,14 @@ pub fn lay<'a>(
     let device = few_launch::fits(context.arch).then_some(device);
     few::mark_summed(plan, &mut of_ops);
     few::mark_added(plan, &mut of_ops);
+    let of_head_ops = match &of_head {
+        Some(head) => {
+            let mut ops = head.ops.iter().map(|op| lower.op(op)).collect::<Result<Vec<_>, _>>()?;
+            few::mark_summed(head, &mut ops);
+            ops
+        }
+        None => Vec::new(),
+    };
     let mut slotted = of_ops.clone();
     for (op, nodes) in plan.ops.iter().zip(&mut slotted) {
         if let Some(node) = nodes.first().map(|node| lower.slotted(op, node)).transpose()?.flatten() {
@@ -211,7 +223,7 @@ pub fn lay<'a>(
         }
     }
     let target = few::Target { room: places, is_f16, device, qkv, has_latents: true };
-    let mut lists = |of_ops: Vec<Vec<Node>>| {
+    let mut lists = |plan: &Plan, of_ops: Vec<Vec<Node>>| {
         let few = few::few(plan, &of_ops, lower.modules, target);
         let batch = match is_batch && encode::batch::fits(&few) {
             true => few::few(plan, &of_ops, lower.modules, few::Target { has_latents: false, ..target }),
@@ -223,12 +235,18 @@ pub fn lay<'a>(
         let mut nodes = fuse(joined.unwrap_or_else(|| of_ops.into_iter().flatten().collect()), qkv);
         few::attend_singles(&mut nodes, lower.modules, &places, is_f16);
         let [few, batch, nodes] = [few, batch, nodes].map(with_norms);
-        Lists { few, batch, most, nodes }
+        let runs = few.iter().chain(&batch).all(|node| match node {
+            Node::DeltaIn(before) => few::takes_rows(before),
+            _ => true,
+        });
+        Lists { few, batch, most, nodes, longest: if runs { drafts::MAX_RUN } else { 1 } }
     };
     let is_whole = split.host().next().is_none();
     let plain = is_whole.then(|| of_ops.clone());
-    let slotted = hot.as_ref().map(|_| lists(slotted));
-    let lists = lists(of_ops);
+    let slotted = hot.as_ref().map(|_| lists(plan, slotted));
+    let of_model = lists(plan, of_ops);
+    let of_head_ops = of_head.as_ref().map(|head| lists(head, of_head_ops));
+    let lists = of_model;
     let plain = plain.map(|ops| Plain {
         ops,
         views: (0..plan.bufs.len()).map(|i| lower.view(Buf(i as u32))).collect(),
@@ -236,8 +254,17 @@ pub fn lay<'a>(
     });
     let logits = lower.view(plan.logits);
     let hidden = plan.hidden().map(|hidden| lower.view(hidden));
+    let head = plan.draft.as_ref().zip(of_head_ops).map(|(draft, lists)| Head {
+        lists,
+        source: lower.view(draft.source),
+        input: lower.view(draft.input),
+        logits: lower.view(draft.logits),
+        hidden: plan.draft_hidden().map(|hidden| lower.view(hidden)),
+    });
 
-    let all = slotted.iter().chain([&lists]).flat_map(|lists| lists.nodes.iter().chain(&lists.few));
+    let of_head_lists = head.iter().map(|head| &head.lists);
+    let all =
+        slotted.iter().chain([&lists]).chain(of_head_lists).flat_map(|lists| lists.nodes.iter().chain(&lists.few));
     let needs = Needs::of(all, limits, context.sms);
     let mut memory = vec![arena, cache_memory, state_memory, room, delta];
     let slotted = slotted.zip(hot).map(|(lists, (experts, tables))| {
@@ -251,15 +278,15 @@ pub fn lay<'a>(
         memory.push(memory_);
         Ok::<_, CompileError>(ptr)
     };
-    let [x_bytes, hidden_bytes, shared_bytes] = batch::scratch(plan, limits);
+    let [x_bytes, hidden_bytes, shared_bytes] = most_of(plan, of_head.as_ref(), |plan| batch::scratch(plan, limits));
     let batch = BatchScratch {
         x: scratch("packed activations", x_bytes / 4)?,
         x_bytes,
         hidden: scratch("packed activations", hidden_bytes / 4)?,
         shared: scratch("scratch of products", shared_bytes / 4)?,
     };
-    let packed_bytes = if is_wide { wide::most_packed(plan, limits) } else { 0 };
-    let n_wide_sums = if is_wide { wide::most_sums(plan, limits, context.sms) / 4 } else { 0 };
+    let wide = |plan: &Plan| [wide::most_packed(plan, limits), wide::most_sums(plan, limits, context.sms) / 4];
+    let [packed_bytes, n_wide_sums] = if is_wide { most_of(plan, of_head.as_ref(), wide) } else { [0; 2] };
     let n_further = wide::most_further(needs.pairs, needs.n_expert);
     let further = scratch("expert lists", 3 * n_further)?;
     let scratch = Scratch {
@@ -296,7 +323,22 @@ pub fn lay<'a>(
         memory.push(table);
         ropes.push(view);
     }
-    Ok(Laid { lists, plain, slotted, modules, weights, ropes, scratch, split, stage, memory, states, logits, hidden })
+    Ok(Laid {
+        lists,
+        plain,
+        slotted,
+        modules,
+        weights,
+        ropes,
+        scratch,
+        split,
+        stage,
+        memory,
+        states,
+        logits,
+        hidden,
+        head,
+    })
 }
 
 /// Compiles `plan`; see [`backend::Backend::compile`].
@@ -329,6 +371,7 @@ pub fn compile(
         states,
         logits,
         hidden,
+        head,
     } = laid;
     let (slotted, places) = slotted.unzip();
     // Weights are copied while kernels are compiled.
@@ -353,6 +396,7 @@ pub fn compile(
     let (kinds, takes, max_tokens) = (Kinds::of(plan), Takes::of(plan), limits.max_tokens);
     let max_outputs = limits.max_outputs.min(max_tokens);
     let d_hidden = hidden.map_or(0, |hidden| hidden.width);
+    let d_head = head.as_ref().map_or(0, |head| head.input.width);
     let pinned = |numbers: usize| Pinned::new(&context, numbers.saturating_mul(4)).failed("memory for outputs");
     let n_pages = [limits.n_pages, limits.n_window_pages];
     CudaProgram::new(Parts {
@@ -361,6 +405,9 @@ pub fn compile(
         host_logits: pinned(max_outputs.saturating_mul(plan.n_vocab))?,
         host_hidden: pinned(max_outputs.saturating_mul(d_hidden))?,
         host_faults: pinned(max_tokens)?,
+        host_rows: pinned(max_tokens.saturating_mul(d_head))?,
+        slots: DraftSlots::new(if kinds.state { limits.n_states } else { 0 }),
+        head,
         picker: Picker::new(&context, plan.n_vocab),
         context,
         stream,
@@ -407,13 +454,13 @@ pub fn footprint(cuda: &Cuda, plan: &Plan, limits: Limits) -> Footprint {
         let [k, v] = planes(decl, limits, cuda.cache);
         sum.add(part, k.saturating_add(v));
     }
-    plan.states.iter().for_each(|state| sum.add(Part::States, state_bytes(state.n, limits)));
+    drafts::slot_lens(plan, limits).into_iter().for_each(|n| sum.add(Part::States, state_bytes(n, limits)));
     let max_outputs = limits.max_outputs.min(limits.max_tokens);
     sum.add(Part::Activations, memory::place(plan, limits.max_tokens, max_outputs).bytes);
     plan.ropes.iter().for_each(|r| sum.add(Part::Scratch, limits.max_tokens.saturating_mul(8 * r.inv_freq.len())));
     let given = plan.d_input().map_or(0, |d_input| Given::words(limits.max_tokens, d_input).saturating_mul(4));
     sum.add(Part::Scratch, given);
-    let attention = plan.ops.iter().filter_map(|op| match *op {
+    let attention = plan.all_ops().filter_map(|op| match *op {
         Op::Attention { cache, n_head, .. } => {
             let decl = plan.cache(cache);
             Some((4 * SMS / decl.n_kv.max(1) + 1).saturating_mul(n_head * (decl.d_v + 2) * 4))
@@ -422,9 +469,10 @@ pub fn footprint(cuda: &Cuda, plan: &Plan, limits: Limits) -> Footprint {
     });
     sum.add(Part::Scratch, attention.max().unwrap_or(0));
     // Devices without these kernels need none of it.
-    sum.add(Part::Scratch, wide::most_packed(plan, limits));
-    sum.add(Part::Scratch, wide::most_sums(plan, limits, SMS));
-    sum.add(Part::Scratch, batch::scratch(plan, limits).iter().sum());
+    let head = plan.draft_plan();
+    let wide = |plan: &Plan| [wide::most_packed(plan, limits), wide::most_sums(plan, limits, SMS)];
+    sum.add(Part::Scratch, most_of(plan, head.as_ref(), wide).iter().sum());
+    sum.add(Part::Scratch, most_of(plan, head.as_ref(), |plan| batch::scratch(plan, limits)).iter().sum());
     sum.add(Part::Scratch, delta::bytes(plan, limits));
     let slots = cuda.slots(plan, &split);
     sum.add(Part::Scratch, cuda.stage_bytes(&split, &slots));
@@ -447,9 +495,16 @@ fn slot_bytes(slots: &[Slots], plan: &Plan, split: &Split, limits: Limits) -> [u
     [split.bytes()[0], tables.next_multiple_of(256), pairs.max().unwrap_or(0)]
 }
 
-/// The layer of each router, in the order of ops.
+/// Sizes of a plan and of its draft head, the larger of each.
+fn most_of<const N: usize>(plan: &Plan, head: Option<&Plan>, sizes: impl Fn(&Plan) -> [usize; N]) -> [usize; N] {
+    let (own, of_head) = (sizes(plan), head.map_or([0; N], &sizes));
+    std::array::from_fn(|i| own[i].max(of_head[i]))
+}
+
+/// The layer of each router, in the order of ops, the draft head's last.
 fn router_layers(plan: &Plan) -> Vec<u32> {
-    let layers = plan.ops.iter().zip(&plan.layers);
+    let of_head = plan.draft.iter().flat_map(|draft| draft.ops.iter().zip(&draft.layers));
+    let layers = plan.ops.iter().zip(&plan.layers).chain(of_head);
     layers.filter(|(op, _)| matches!(op, Op::Route { .. })).map(|(_, layer)| layer.unwrap_or(0)).collect()
 }
 
@@ -581,19 +636,20 @@ fn states(
     limits: Limits,
     stream: &Stream,
 ) -> Result<(Memory, Vec<StateView>), CompileError> {
+    let lens = drafts::slot_lens(plan, limits);
     let bytes = |n: usize| state_bytes(n, limits);
-    let total = plan.states.iter().fold(0usize, |sum, state| sum.saturating_add(bytes(state.n)));
+    let total = lens.iter().fold(0usize, |sum, &n| sum.saturating_add(bytes(n)));
     let memory = allocate(context, "recurrent states", total)?;
     if total > 0 {
         // SAFETY: just allocated with this length.
         unsafe { stream.fill(memory.ptr(), 0, total) }.failed("recurrent states")?;
     }
     let mut at = memory.ptr();
-    let view = |state: &model::plan::StateDecl| {
-        at += bytes(state.n) as u64;
-        StateView { ptr: at - bytes(state.n) as u64, len: state.n }
+    let view = |len: usize| {
+        at += bytes(len) as u64;
+        StateView { ptr: at - bytes(len) as u64, len }
     };
-    let views = plan.states.iter().map(view).collect();
+    let views = lens.into_iter().map(view).collect();
     Ok((memory, views))
 }
 

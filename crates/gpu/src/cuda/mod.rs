@@ -9,6 +9,7 @@ mod args;
 mod batch;
 mod compile;
 mod delta;
+mod drafts;
 mod driver;
 mod encode;
 mod few;
@@ -140,7 +141,6 @@ impl Backend for Cuda {
     }
 
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
-        CompileError::refuse_drafts(self.name(), &plan)?;
         CompileError::refuse_of_host(self.name(), &plan)?;
         Ok(plan.rewrite(passes::fuse)?)
     }
@@ -155,7 +155,6 @@ impl Backend for Cuda {
         weights: Arc<Checkpoint>,
         limits: Limits,
     ) -> Result<Box<dyn Program>, CompileError> {
-        CompileError::refuse_drafts(self.name(), plan)?;
         CompileError::refuse_of_host(self.name(), plan)?;
         Ok(Box::new(compile::compile(self, plan, &weights, limits, None)?))
     }

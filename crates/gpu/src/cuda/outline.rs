@@ -127,6 +127,8 @@ impl<'a> Outline<'a> {
             most_pages: pages.max(len.div_ceil(PAGE)).next_power_of_two().min(ATTEND_PAGES * MAX_SPLITS),
             longest: len,
             singles: if len == 1 { n_chunks } else { 0 },
+            max_draft: 0,
+            has_drafts: false,
             sms: self.card.sms,
             max_shared: self.card.max_shared,
             half: Half::Registers,
@@ -151,7 +153,7 @@ impl<'a> Outline<'a> {
         let mut lines = vec![Line { layer: None, name: "angles".into(), bytes: 0, launches: take() }];
         lines.retain(|line| !line.launches.is_empty());
         let lists = &self.laid.lists;
-        let nodes = lists.nodes(list(counts, len, lists.most));
+        let nodes = lists.nodes(list(counts, len, lists));
         let mut layer = None;
         for node in nodes {
             if let Some(found) = matrices(node).iter().find_map(|w| self.layers.get(&w.data.q)) {

@@ -10,6 +10,7 @@ use std::time::Instant;
 use model::plan::Buf;
 
 use super::args;
+use super::drafts::Slots;
 use super::driver::{Context, DriverError, Graph, Memory, Pinned, Stream};
 use super::encode::{Encoder, Kernels, RopeView, Scratch};
 use super::few::MAX_ROWS;
@@ -31,6 +32,8 @@ use backend::{
 
 /// Maximum number of tokens of a step that is captured: above, the device computes longer than the host queues.
 const MAX_CAPTURED: usize = 64;
+/// Maximum number of graphs: then all are made anew.
+const MAX_GRAPHS: usize = 1024;
 
 /// What a program is made of.
 pub struct Parts {
@@ -52,6 +55,11 @@ pub struct Parts {
     pub host_logits: Pinned,
     pub host_hidden: Pinned,
     pub host_faults: Pinned,
+    /// Rows that the draft head is given, or that it may be given.
+    pub host_rows: Pinned,
+    /// Drafts of recurrent states.
+    pub slots: Slots,
+    pub head: Option<Head>,
     pub n_vocab: usize,
     pub limits: Limits,
     pub kinds: Kinds,
@@ -73,15 +81,28 @@ pub struct Plain {
     pub inputs: Inputs,
 }
 
+/// A draft head.
+pub struct Head {
+    pub lists: Lists,
+    /// The model's rows that it may be given.
+    pub source: View,
+    /// What a step of it is given.
+    pub input: View,
+    pub logits: View,
+    pub hidden: Option<View>,
+}
+
 /// The nodes of a program.
 pub struct Lists {
     /// Of steps of any number of tokens.
     pub nodes: Vec<Node>,
-    /// Of steps of at most [`MAX_ROWS`] single tokens.
+    /// Of steps of at most [`MAX_ROWS`] tokens.
     pub few: Vec<Node>,
-    /// Of steps of up to `most` single tokens; empty where such steps take `nodes`.
+    /// Of steps of up to `most` tokens; empty where such steps take `nodes`.
     pub batch: Vec<Node>,
     pub most: usize,
+    /// Longest chunk of steps that take the last two.
+    pub longest: usize,
 }
 
 impl Lists {
@@ -107,11 +128,12 @@ pub enum List {
     Batch = 2,
 }
 
-/// The list that a step takes; `most`: single tokens of the one between.
-pub fn list(counts: Counts, longest: usize, most: usize) -> List {
+/// The list that a step takes.
+pub fn list(counts: Counts, longest: usize, lists: &Lists) -> List {
     match counts.tokens {
-        ..=MAX_ROWS if longest == 1 => List::Few,
-        n if longest == 1 && n <= most => List::Batch,
+        _ if longest > lists.longest => List::All,
+        ..=MAX_ROWS => List::Few,
+        n if n <= lists.most => List::Batch,
         _ => List::All,
     }
 }
@@ -126,13 +148,24 @@ struct Shape {
     singles: usize,
     most_pages: usize,
     list: List,
+    drafting: Drafting,
     /// Its launches may become graphs.
     is_decode: bool,
 }
 
 /// What decides which launches a part of a step has: the step's counts, the bucket of its longest sequence, the part,
-/// the layout of experts.
-type GraphKey = (Counts, usize, usize, Layout);
+/// the layout of experts, and what else has kernels of its own.
+type GraphKey = (Counts, usize, usize, Layout, Drafting);
+
+/// What a step has to do with drafts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Drafting {
+    Nothing,
+    /// Recurrent states see drafts, or move past accepted ones.
+    States,
+    /// The draft head runs.
+    Head,
+}
 
 /// Whether a step was seen once, or its graph.
 enum Seen {
@@ -157,6 +190,8 @@ pub struct CudaProgram {
     times: Vec<Times>,
     /// The step under way.
     batch: Batch,
+    /// It has drafts of recurrent states, or moves states past accepted ones.
+    has_drafts: bool,
     /// What it picks, where kernels have something to pick.
     pick: Option<args::Pick>,
     /// Ids of all routers while the routing is traced, `[routers][max_tokens · n_used]`.
@@ -188,6 +223,7 @@ impl CudaProgram {
             picks: Picks::default(),
             times: parts.lists.iter().map(|lists| Times::new(&parts.context, lists.all())).collect(),
             batch: Batch::default(),
+            has_drafts: false,
             parts,
             trace: None,
             is_traced: false,
@@ -200,11 +236,24 @@ impl CudaProgram {
 
     /// The nodes in the layout of the step under way.
     fn lists(&self) -> &Lists {
-        &self.parts.lists[self.layout as usize]
+        match self.head() {
+            Some(head) => &head.lists,
+            None => &self.parts.lists[self.layout as usize],
+        }
+    }
+
+    /// The draft head, where the step under way is one of it.
+    fn head(&self) -> Option<&Head> {
+        self.parts.head.as_ref().filter(|_| self.batch.is_draft())
+    }
+
+    /// Whether the host may have a share in the step under way. The draft head's experts lie on the device.
+    fn has_host(&self) -> bool {
+        self.parts.host.is_some() && !self.batch.is_draft()
     }
 
     fn cuts(&self, list: List) -> &[usize] {
-        &self.cuts[self.layout as usize][list as usize]
+        if self.batch.is_draft() { &[] } else { &self.cuts[self.layout as usize][list as usize] }
     }
 
     fn times(&self) -> &Times {
@@ -212,7 +261,7 @@ impl CudaProgram {
     }
 
     fn list(&self, counts: Counts, longest: usize) -> List {
-        list(counts, longest, self.lists().most)
+        list(counts, longest, self.lists())
     }
 
     /// The shape of the step under way.
@@ -225,29 +274,46 @@ impl CudaProgram {
         let most_pages = pages.next_power_of_two().min(ATTEND_PAGES * MAX_SPLITS);
         let is_watched = self.is_traced || self.times().is_on();
         let is_text = batch.given.tokens.is_empty() && batch.given.spans.is_empty();
-        let is_decode = longest == 1 && counts.tokens <= MAX_CAPTURED && !is_watched && is_text;
-        Shape { counts, longest, singles, most_pages, list: self.list(counts, longest), is_decode }
+        // All rows are asked for of tokens with drafts, as of single ones. Longer chunks are prompts, of any length.
+        let list = self.list(counts, longest);
+        let is_small = longest == 1 || (list != List::All && counts.rows == counts.tokens);
+        let is_decode = is_small && counts.tokens <= MAX_CAPTURED && !is_watched && is_text;
+        let drafting = match batch.is_draft() {
+            true => Drafting::Head,
+            false if self.has_drafts => Drafting::States,
+            false => Drafting::Nothing,
+        };
+        Shape { counts, longest, singles, most_pages, list, drafting, is_decode }
     }
 
     /// Queues the step: all of it, or what comes before the host's first share.
     fn queue(&mut self) -> Result<(), DriverError> {
         self.parts.context.enter()?;
-        if self.parts.tables.fill(&self.batch, &self.parts.stream)? {
+        if self.parts.tables.fill(&self.batch, &self.parts.slots, &self.parts.stream)? {
             self.graphs.clear();
         }
         self.begin = Instant::now();
-        if let Parts { host: Some(host), stream, .. } = &mut self.parts {
+        if let (Parts { host: Some(host), stream, .. }, false) = (&mut self.parts, self.batch.is_draft()) {
             host.start_step(self.batch.chunks.iter().map(|c| c.len as usize).sum());
             self.layout = host.settle(stream)?;
         }
+        if let Parts { head: Some(head), host_rows, stream, .. } = &mut self.parts
+            && self.batch.is_draft()
+        {
+            let rows = &self.batch.hidden;
+            host_rows.words_mut::<f32>()[..rows.len()].copy_from_slice(rows);
+            // SAFETY: a checked batch has at most the rows of the limits, and no step begins before the last one has
+            // ended.
+            unsafe { stream.upload(head.input.ptr, host_rows, 4 * rows.len())? };
+        }
         // Before the nodes, since a copy between kernels would hold them up.
-        self.pick = self.parts.picker.fill(&self.batch, &self.parts.stream, self.parts.logits.ptr)?;
+        self.pick = self.parts.picker.fill(&self.batch, &self.parts.stream, self.logits().ptr)?;
         let shape = self.shape();
-        if self.parts.plain.as_ref().is_some_and(|plain| plain.inputs.is_on()) {
+        if self.parts.plain.as_ref().is_some_and(|plain| plain.inputs.is_on()) && !self.batch.is_draft() {
             self.run_plain(shape)?;
             return self.queue_output(shape);
         }
-        if self.parts.host.is_some() {
+        if self.has_host() {
             return Shared { program: self, shape }.queue(0);
         }
         self.queue_part(shape, 0)?;
@@ -278,7 +344,10 @@ impl CudaProgram {
 
     /// Queues the nodes between the cuts `part - 1` and `part`, as a graph where they were seen before.
     fn queue_part(&mut self, shape: Shape, part: usize) -> Result<(), DriverError> {
-        let key = (shape.counts, shape.most_pages, part, self.layout);
+        let key = (shape.counts, shape.most_pages, part, self.layout, shape.drafting);
+        if self.graphs.len() >= MAX_GRAPHS {
+            self.graphs.clear();
+        }
         let seen = if shape.is_decode { self.graphs.get(&key) } else { None };
         match seen {
             Some(Seen::Captured(graph)) => self.parts.stream.replay(graph)?,
@@ -311,7 +380,7 @@ impl CudaProgram {
 
     /// Runs the host's share of the step.
     fn share(&mut self) -> Result<(), DriverError> {
-        if self.parts.host.is_none() {
+        if !self.has_host() {
             return Ok(());
         }
         let shape = self.shape();
@@ -335,7 +404,9 @@ impl CudaProgram {
             counts: shape.counts,
             most_pages: shape.most_pages,
             longest: shape.longest,
-            singles: shape.singles,
+            singles: if shape.list == List::All { shape.singles } else { shape.counts.chunks },
+            max_draft: parts.limits.max_draft,
+            has_drafts: shape.drafting == Drafting::States,
             sms: parts.context.sms,
             max_shared: parts.context.max_shared,
             half: Half::Registers,
@@ -357,21 +428,41 @@ impl CudaProgram {
             Some(before) => cuts[before] + 1,
             None => {
                 encoder.begin()?;
-                self.times().mark(0, &parts.stream)?;
+                self.mark(0)?;
                 0
             }
         };
         let end = cuts.get(part).copied().unwrap_or(nodes.len());
         for (i, node) in nodes.iter().enumerate().take(end).skip(first) {
             encoder.node(node)?;
-            self.times().mark(i + 1, &parts.stream)?;
-            if let (Some(route), Some((trace, _)), true) = (node.route(), &self.trace, self.is_traced) {
+            self.mark(i + 1)?;
+            if let (Some(route), Some((trace, _)), true) =
+                (node.route(), &self.trace, self.is_traced && !self.batch.is_draft())
+            {
                 let (at, len) = self.trace_place(route, shape.counts);
                 // SAFETY: the ids were just queued, and the trace has room for every router's at the limits.
                 unsafe { parts.stream.copy(trace.ptr() + at as u64, route.ids.ptr, len)? };
             }
         }
         Ok(())
+    }
+
+    /// Marks the time, but of the draft head, which is no part of the model's.
+    fn mark(&self, i: usize) -> Result<(), DriverError> {
+        if self.batch.is_draft() { Ok(()) } else { self.times().mark(i, &self.parts.stream) }
+    }
+
+    /// The logits of the step under way.
+    fn logits(&self) -> View {
+        self.head().map_or(self.parts.logits, |head| head.logits)
+    }
+
+    /// The hidden states that it returns: of the rows that are asked for, and of all tokens.
+    fn hidden(&self) -> [Option<View>; 2] {
+        match self.head() {
+            Some(head) => [head.hidden, None],
+            None => [self.parts.hidden, self.parts.head.as_ref().map(|head| head.source)],
+        }
     }
 
     /// Where a router's ids go in the trace, and how many bytes they are.
@@ -383,6 +474,8 @@ impl CudaProgram {
 
     /// Queues the copies of what a step returns.
     fn fetch(&mut self, counts: Counts) -> Result<(), DriverError> {
+        let (logits, [hidden, all_hidden]) = (self.logits(), self.hidden());
+        let is_traced = self.is_traced && !self.batch.is_draft();
         let parts = &mut self.parts;
         let faults = parts.tables.step(counts).faults;
         // SAFETY: the views lie in the program's arena with at least so many rows; the host reads after it has waited.
@@ -393,13 +486,16 @@ impl CudaProgram {
             let row_bytes = 4 * parts.n_vocab;
             for row in (0..counts.rows).filter(|&row| parts.picker.is_row_wanted(row)) {
                 let at = row * row_bytes;
-                parts.stream.download(&mut parts.host_logits, at, parts.logits.ptr + at as u64, row_bytes)?;
+                parts.stream.download(&mut parts.host_logits, at, logits.ptr + at as u64, row_bytes)?;
             }
-            if let (Some(hidden), true) = (parts.hidden, counts.rows > 0) {
+            if let (Some(hidden), true) = (hidden, counts.rows > 0) {
                 let bytes = 4 * counts.rows * hidden.width;
                 parts.stream.download(&mut parts.host_hidden, 0, hidden.ptr, bytes)?;
             }
-            if let (Some((device, host)), true) = (&mut self.trace, self.is_traced) {
+            if let Some(rows) = all_hidden {
+                parts.stream.download(&mut parts.host_rows, 0, rows.ptr, 4 * counts.tokens * rows.width)?;
+            }
+            if let (Some((device, host)), true) = (&mut self.trace, is_traced) {
                 parts.stream.download(host, 0, device.ptr(), device.bytes())?;
             }
         }
@@ -498,7 +594,7 @@ impl Shared<'_> {
 
     /// Whether part `i` is a graph.
     fn is_captured(&self, i: usize) -> bool {
-        let key = (self.shape.counts, self.shape.most_pages, i, self.program.layout);
+        let key = (self.shape.counts, self.shape.most_pages, i, self.program.layout, self.shape.drafting);
         self.shape.is_decode && matches!(self.program.graphs.get(&key), Some(Seen::Captured(_)))
     }
 
@@ -595,17 +691,21 @@ impl Program for CudaProgram {
         self.parts.takes.d_input
     }
 
+    fn draft_width(&self) -> Option<usize> {
+        self.parts.takes.d_hidden
+    }
+
     fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
         batch.check_with(self.parts.limits, self.parts.kinds, self.parts.n_vocab, self.parts.takes)?;
-        if self.parts.kinds.state && batch.chunks.iter().any(|c| c.n_draft > 0) {
-            let why = "the CUDA backend takes no drafts where a plan keeps recurrent states";
-            return Err(StepError::Batch(why.into()));
-        }
+        self.parts.slots.check(batch)?;
         if let Some(e) = self.broken.clone() {
             return Err(self.device_error(e));
         }
         self.batch.copy_from(batch);
-        self.queue().map_err(|e| self.device_error(e))
+        self.has_drafts = self.parts.slots.are_in(batch);
+        self.queue().map_err(|e| self.device_error(e))?;
+        self.parts.slots.computed(batch);
+        Ok(())
     }
 
     fn is_lost(&self) -> bool {
@@ -617,6 +717,9 @@ impl Program for CudaProgram {
         let waited = shared.and_then(|()| self.parts.stream.wait()).and_then(|()| {
             let longest = self.batch.chunks.iter().map(|c| c.len as usize).max().unwrap_or(0);
             let list = self.list(Counts::of(&self.batch), longest) as usize;
+            if self.batch.is_draft() {
+                return Ok(());
+            }
             self.times[self.layout as usize].add(list)?;
             let Parts { host: Some(host), stream, .. } = &mut self.parts else { return Ok(()) };
             // A step that is watched takes longer.
@@ -628,24 +731,24 @@ impl Program for CudaProgram {
         if let Err(e) = waited {
             return Err(self.device_error(e));
         }
-        if let Some(host) = &mut self.parts.host {
+        if let (Some(host), false) = (&mut self.parts.host, self.batch.is_draft()) {
             host.finish_step()?;
         }
         self.read_faults(self.batch.chunks.len());
-        if self.is_traced {
+        if self.is_traced && !self.batch.is_draft() {
             self.read_routing();
         }
         let n_rows = self.batch.rows.len();
-        let d_hidden = self.parts.hidden.map_or(0, |hidden| hidden.width);
+        let [hidden, all_hidden] = self.hidden().map(|view| view.map_or(0, |view| view.width));
         let last = (0..n_rows).rev().find(|&row| matches!(self.batch.asks[row], Ask::Logits));
         self.parts.picker.read(&self.batch, self.parts.host_logits.words(), &mut self.picks);
         Ok(Output {
             logits: &self.parts.host_logits.words()[..last.map_or(0, |row| row + 1) * self.parts.n_vocab],
             picks: &self.picks,
-            hidden: &self.parts.host_hidden.words()[..n_rows * d_hidden],
-            all_hidden: &[],
+            hidden: &self.parts.host_hidden.words()[..n_rows * hidden],
+            all_hidden: &self.parts.host_rows.words()[..self.batch.tokens.len() * all_hidden],
             faults: &self.faults,
-            routing: self.parts.routing.ids(),
+            routing: self.parts.routing.ids().filter(|_| !self.batch.is_draft()),
         })
     }
 
@@ -682,6 +785,7 @@ impl Program for CudaProgram {
         if from == to || self.broken.is_some() {
             return;
         }
+        self.parts.slots.copied(from, to);
         let copy = || {
             self.parts.context.enter()?;
             for state in &self.parts.states {
@@ -701,9 +805,8 @@ impl Program for CudaProgram {
         None
     }
 
-    /// Without recurrent states, drafts leave only cache positions; with them there are no drafts.
     fn drafts(&mut self) -> Option<&mut dyn Drafts> {
-        None
+        Some(self)
     }
 
     fn profiler(&mut self) -> Option<&mut dyn Profile> {
@@ -712,6 +815,12 @@ impl Program for CudaProgram {
 
     fn input_sums(&mut self) -> Option<&mut dyn SumInputs> {
         if self.parts.plain.is_some() { Some(self) } else { None }
+    }
+}
+
+impl Drafts for CudaProgram {
+    fn commit(&mut self, slot: u32, n_accepted: usize) {
+        self.parts.slots.commit(slot, n_accepted);
     }
 }
 

@@ -9,6 +9,7 @@ use backend::{Batch, GivenRows};
 use model::plan::N_AXES;
 
 use super::args::{Chunk, Step};
+use super::drafts::Slots;
 use super::driver::{Context, DriverError, Memory, Pinned, Ptr, Stream};
 
 /// Numbers of tokens, asked rows and chunks of a step.
@@ -109,7 +110,8 @@ impl Tables {
     }
 
     /// Writes a batch's tables and queues their copy. Returns whether tables moved, so that captured graphs are stale.
-    pub fn fill(&mut self, batch: &Batch, stream: &Stream) -> Result<bool, DriverError> {
+    /// `slots` knows what the states of its chunks have to move past.
+    pub fn fill(&mut self, batch: &Batch, slots: &Slots, stream: &Stream) -> Result<bool, DriverError> {
         let counts = Counts::of(batch);
         let at = counts.places();
         let words = at[6] + batch.pages.len();
@@ -131,7 +133,10 @@ impl Tables {
             let single = singles.next().unwrap_or(0);
             let chunk =
                 [c.first, c.len, c.pos, c.first_page, c.first_window_page, c.first_window_block, c.state, single];
-            host[at[5] + CHUNK_WORDS * i..][..CHUNK_WORDS].copy_from_slice(&chunk);
+            let to = &mut host[at[5] + CHUNK_WORDS * i..][..CHUNK_WORDS];
+            let (own, of_drafts) = to.split_at_mut(chunk.len());
+            own.copy_from_slice(&chunk);
+            of_drafts.copy_from_slice(&slots.words(c, batch.is_draft()));
         }
         host[at[3]..][..counts.rows].copy_from_slice(&batch.rows);
         host[at[4]..][..counts.chunks].fill(u32::MAX);

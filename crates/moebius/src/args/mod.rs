@@ -272,11 +272,6 @@ pub struct DraftArgs {
 }
 
 impl DraftArgs {
-    /// The flag that means something on the CPU alone, where it is given.
-    pub fn of_cpu(self) -> Option<&'static str> {
-        (self.draft == DraftArg::Mtp).then_some("--draft mtp")
-    }
-
     /// Maximum number of drafts of a sequence in a step.
     pub fn n_max(self) -> usize {
         match self.draft {
@@ -292,12 +287,12 @@ pub enum DraftArg {
     /// Nothing
     #[default]
     Off,
-    /// The model's layer if it has one (CPU backend), else the text itself, as many as pay: their number follows from
+    /// The model's layer if it has one (not with Metal), else the text itself, as many as pay: their number follows from
     /// measured times and from how often drafts were right
     Auto,
     /// The text itself: what followed its last tokens the last time. For answers that repeat their prompts
     Ngram,
-    /// The model's own layer for multi-token prediction, if it has one (CPU backend)
+    /// The model's own layer for multi-token prediction, if it has one (CPU and CUDA)
     Mtp,
 }
 

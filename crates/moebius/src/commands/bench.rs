@@ -87,7 +87,7 @@ struct LlamaBench {
 
 pub fn run(args: &BenchArgs) -> Result<()> {
     ensure!(args.repetitions > 0, "--repetitions must be at least 1");
-    let flag = device::of_cpu(&args.step).or((!args.threads.is_empty()).then_some("--threads")).or(args.draft.of_cpu());
+    let flag = device::of_cpu(&args.step).or((!args.threads.is_empty()).then_some("--threads"));
     let device = Device::choose(args.backend, Prefer::Gpu, args.step.first_device(args.device)?, flag)?;
     let batch = device.kind.batch(&args.step);
     ensure!(args.parallel.iter().all(|n| (1..=batch).contains(n)), "--parallel must be between 1 and {batch}");

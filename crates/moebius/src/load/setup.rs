@@ -69,7 +69,7 @@ impl EngineSetup {
     /// # Errors
     /// As [`EngineSetup::of`].
     pub fn drafting(args: &EngineArgs, draft: DraftArgs) -> Result<EngineSetup> {
-        let flag = device::of_cpu(&args.step).or(draft.of_cpu());
+        let flag = device::of_cpu(&args.step);
         let device = Device::choose(args.backend, Prefer::Gpu, args.step.first_device(args.device)?, flag)?;
         Ok(EngineSetup { threads: args.threads, ctx: args.ctx, draft, ..EngineSetup::on(device, args.step) })
     }
@@ -93,22 +93,26 @@ impl EngineSetup {
 
     /// Refuses drafts that the device cannot verify.
     fn check_drafts(&self, plan: &Plan) -> Result<()> {
-        let is_gpu = matches!(self.kind(), Chosen::Cuda | Chosen::Metal);
+        let (is_metal, is_parted) = (self.kind() == Chosen::Metal, self.step.devices.is_some());
         match self.draft.draft {
-            DraftArg::Mtp => ensure!(!is_gpu, "--draft mtp requires --backend cpu"),
+            DraftArg::Mtp => {
+                ensure!(!is_metal, "--draft mtp requires --backend cpu or cuda");
+                ensure!(!is_parted, "--draft mtp requires one device, without --devices");
+            }
             DraftArg::Ngram => ensure!(
-                !is_gpu || plan.states.is_empty(),
-                "--draft ngram requires --backend cpu for this model, which has recurrent states"
+                !is_metal || plan.states.is_empty(),
+                "--draft ngram requires --backend cpu or cuda for this model, which has recurrent states"
             ),
             DraftArg::Off | DraftArg::Auto => {}
         }
         Ok(())
     }
 
-    /// Returns what a model's own layer for multi-token prediction is to do: without a GPU it may draft.
+    /// Returns what a model's own layer for multi-token prediction is to do: on the CPU and on one NVIDIA GPU it may
+    /// draft.
     pub fn head(&self) -> DraftArg {
         match self.draft.draft {
-            DraftArg::Auto if matches!(self.kind(), Chosen::Cuda | Chosen::Metal) => DraftArg::Off,
+            DraftArg::Auto if self.kind() == Chosen::Metal || self.step.devices.is_some() => DraftArg::Off,
             draft => draft,
         }
     }
@@ -479,8 +483,7 @@ impl EngineSetup {
     fn prepare_here(&self, checkpoint: &Checkpoint, plan: ValidPlan) -> Result<Prepared> {
         ensure!(self.step.devices.is_none() || self.kind() == Chosen::Cuda, "--devices requires --backend cuda");
         self.check_drafts(&plan)?;
-        let is_gpu = matches!(self.kind(), Chosen::Cuda | Chosen::Metal);
-        if self.draft.draft == DraftArg::Auto && is_gpu && !plan.states.is_empty() {
+        if self.draft.draft == DraftArg::Auto && self.kind() == Chosen::Metal && !plan.states.is_empty() {
             return EngineSetup { draft: DraftArgs::default(), ..self.clone() }.prepare_here(checkpoint, plan);
         }
         if let (None, Some(bytes)) = (self.resident_bytes, machine::resident_memory()) {

@@ -5,6 +5,7 @@ use super::super::driver::DriverError;
 use super::super::launch::Launch;
 use super::super::nodes::{AttentionNode, QkvNode, QkvPartNode, Tile};
 use super::Encoder;
+use super::few::Keys;
 
 impl Encoder<'_> {
     pub(super) fn qkv(&mut self, node: &QkvNode) -> Result<(), DriverError> {
@@ -72,7 +73,7 @@ impl Encoder<'_> {
                 _ if singles == 0 => Ok(()),
                 Some(attend) => {
                     let n_splits = attend.splits(singles, self.most_pages, self.sms);
-                    self.attend_rows(&attend, singles, n_splits, false, true)
+                    self.attend_rows(&attend, singles, n_splits, false, Keys::OfSingles)
                 }
                 None => self.attention_rows(node, singles, singles),
             };

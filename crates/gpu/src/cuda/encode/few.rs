@@ -10,11 +10,22 @@ use super::super::launch::Launch;
 use super::super::matmul;
 use super::super::nodes::{
     ATTEND_PAGES, AttendNode, AttentionNode, DeltaInNode, DenseUp, DownNode, ExpertsNode, FewLinearNode, Late,
-    LatentOutNode, LatentQNode, Modules, PackedNode, Part, PostNormNode, RouterNode, Sums, UpNode,
+    LatentOutNode, LatentQNode, Modules, PackedNode, Part, PostNormNode, QkvNode, RouterNode, Sums, UpNode,
 };
 use super::attention::qkv_part;
 use super::batch::up_args;
 use super::{Encoder, RopeView, gated_args, linear_args};
+
+/// Which tokens attention is of, and where their own keys and values come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keys {
+    /// All of the step, one a sequence: products, which the launch appends.
+    New,
+    /// All of the step: the cache.
+    Own,
+    /// Single tokens alongside prompts: the cache, and queries come normed and rotated.
+    OfSingles,
+}
 
 impl Encoder<'_> {
     pub(super) fn few_linear(&mut self, node: &FewLinearNode) -> Result<(), DriverError> {
@@ -95,23 +106,37 @@ impl Encoder<'_> {
 
     pub(super) fn attend(&mut self, node: &AttendNode) -> Result<(), DriverError> {
         let n_tokens = self.counts.tokens;
+        if self.longest > 1 {
+            // Tokens see those before them in the step: keys and values are appended first.
+            let [_, k, v] = node.parts;
+            let AttendNode { qkv: module, rope, eps, .. } = *node;
+            let windowed = node.attention.cache.windowed;
+            self.qkv(&QkvNode { module, parts: vec![k, v], rope, eps, windowed })?;
+            return self.attend_rows(
+                node,
+                n_tokens,
+                node.splits(n_tokens, self.most_pages, self.sms),
+                false,
+                Keys::Own,
+            );
+        }
         let (node, is_short) = &node.sized(n_tokens, self.most_pages, self.sms);
         let mut n_splits = node.splits(n_tokens, self.most_pages, self.sms);
         if *is_short && node.heads == 1 {
             // A block of one head takes eight pages in less time than two and a merge.
             n_splits = n_splits.min(self.most_pages.div_ceil(2 * ATTEND_PAGES));
         }
-        self.attend_rows(node, n_tokens, n_splits, *is_short, false)
+        self.attend_rows(node, n_tokens, n_splits, *is_short, Keys::New)
     }
 
-    /// Attention of `n_tokens` single tokens; `singles`: they are alongside prompts.
+    /// Attention of `n_tokens` tokens by themselves.
     pub(super) fn attend_rows(
         &mut self,
         node: &AttendNode,
         n_tokens: usize,
         n_splits: usize,
         is_short: bool,
-        singles: bool,
+        keys: Keys,
     ) -> Result<(), DriverError> {
         let AttentionNode { cache, sinks, out, window, scale, softcap, .. } = node.attention;
         let [workers, stages, bytes] = node.staged(n_tokens, self.most_pages, n_splits, [self.sms, self.max_shared]);
@@ -146,8 +171,8 @@ impl Encoder<'_> {
             workers: workers as u32,
             stages: stages as u32,
             columns: self.columns(node.columns, n_tokens).map_or(0, |packed| packed.of),
-            singles: u32::from(singles),
-            reserved: 0,
+            singles: u32::from(keys == Keys::OfSingles),
+            cached: u32::from(keys != Keys::New),
         };
         let grid = [(n_tokens * node.tiles() * cache.n_kv * n_splits) as u32, 1, 1];
         let launch = if is_short && !cache.types.has_blocks() {
@@ -266,7 +291,7 @@ impl Encoder<'_> {
             eps: node.eps,
         };
         let grid = [(2 * heads.n_k_head + heads.n_v_head + 1) as u32, rows as u32, 1];
-        let launch = match node.has_rows {
+        let launch = match node.has_rows || self.longest > 1 {
             true => delta::rows(heads, self.longest, self.counts.chunks),
             false => Launch { entry: "delta_in", grid, block: 128, shared: 0 },
         };

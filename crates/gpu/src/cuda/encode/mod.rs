@@ -61,6 +61,7 @@ fn has_all_shared(entry: &str) -> bool {
                 | "post_norm"
                 | "delta_in"
                 | "delta_net"
+                | "delta_net_drafts"
         )
 }
 
@@ -124,8 +125,12 @@ pub struct Encoder<'a> {
     pub most_pages: usize,
     /// Longest chunk.
     pub longest: usize,
-    /// Chunks of one token.
+    /// Chunks of one token, or all where tokens are computed by themselves.
     pub singles: usize,
+    /// Maximum number of drafts of a chunk.
+    pub max_draft: usize,
+    /// Chunks have drafts, or states behind which accepted ones wait.
+    pub has_drafts: bool,
     pub sms: usize,
     /// Bytes of shared memory that a block may have.
     pub max_shared: usize,
@@ -396,17 +401,24 @@ impl Encoder<'_> {
                     tiled: u32::from(is_tiled(heads.sharing)),
                     is_sum: u32::from(heads.rule == DeltaRule::Sum),
                     by_row: u32::from(g.width != heads.n_v_head),
+                    most_drafts: self.max_draft as u32,
+                    beside_tiles: 0,
                 };
                 let chunks = self.counts.chunks;
+                let grid = [heads.d_v.div_ceil(16), heads.n_v_head, chunks].map(|n| n as u32);
+                let entry = if self.has_drafts { "delta_net_drafts" } else { "delta_net" };
+                let rule = Launch { entry, grid, block: 128, shared: 0 };
                 if let Some(tiles) = tiles.filter(|_| self.counts.tokens >= delta::FROM * chunks) {
+                    if self.has_drafts {
+                        self.run(module, rule, &args::DeltaNet { beside_tiles: 1, ..args })?;
+                    }
                     let DeltaTiles { module, keys, shares, gates } = tiles;
                     let args = args::DeltaChunks { op: args, keys, shares, gates };
                     let [tiles, rule] = delta::tiles(heads, self.longest, chunks);
                     self.run(module, tiles, &args)?;
                     return self.run(module, rule, &args);
                 }
-                let grid = [heads.d_v.div_ceil(16), heads.n_v_head, chunks].map(|n| n as u32);
-                self.run(module, Launch { entry: "delta_net", grid, block: 128, shared: 0 }, &args)
+                self.run(module, rule, &args)
             }
             Node::Route(ref node) => self.route(node),
             Node::Experts(ref node) => self.experts(node),

@@ -140,6 +140,7 @@ impl Few<'_> {
             eps: qkv.eps,
             attention: AttentionNode { out: to, ..node },
             counters: self.room.counters + 4,
+            qkv: self.qkv,
             columns: None,
         }));
         self.sources.insert(out, Source { x: to, prologue: Prologue::default() });

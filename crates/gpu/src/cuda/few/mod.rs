@@ -21,7 +21,7 @@ use std::collections::{HashMap, HashSet};
 use model::plan::{Buf, GateFactor, Op, Plan};
 
 pub use self::attend::attend_singles;
-pub use self::delta::{DeltaRoom, join_rules};
+pub use self::delta::{DeltaRoom, join_rules, takes_rows};
 use self::pattern::{Moe, Post};
 pub use self::pattern::{mark_added, mark_summed};
 use super::args::{LogitSums, Prologue};
@@ -171,6 +171,7 @@ struct Few<'a> {
     is_f16: bool,
     device: Option<Device>,
     has_latents: bool,
+    qkv: ModuleId,
     moes: Vec<Moe>,
     posts: Vec<Post>,
     /// The list so far.
@@ -210,6 +211,7 @@ pub fn few(plan: &Plan, nodes: &[Vec<Node>], modules: &mut Modules, target: Targ
         moved: HashMap::new(),
         of_router: None,
         has_latents,
+        qkv,
         dense: None,
         sums: LogitSums { of: room.sums, squares: room.squares },
     };

@@ -82,7 +82,7 @@ pub(super) fn readers(plan: &Plan, buf: Buf, i: usize) -> Vec<usize> {
 
 /// Whether one op alone reads what op `i` put there.
 pub(super) fn is_only_read_by(plan: &Plan, buf: Buf, i: usize, reader: usize) -> bool {
-    readers(plan, buf, i) == [reader] && buf != plan.logits && plan.hidden() != Some(buf)
+    readers(plan, buf, i) == [reader] && !plan.is_returned(buf)
 }
 
 /// Notes which experts on the device have outputs that only a weighted sum reads.
@@ -103,7 +103,7 @@ pub fn mark_added(plan: &Plan, nodes: &mut [Vec<Node>]) {
         let (&Op::AllReduce { x }, [Node::AllReduce(sum)]) = (&plan.ops[i], nodes.as_mut_slice()) else { continue };
         let adds = |&j: &usize| matches!(plan.ops[j], Op::RmsNorm { residual, .. } if residual == Some(x));
         let readers = readers(plan, x, i);
-        sum.is_added = readers.len() == 1 && readers.iter().all(adds) && x != plan.logits && plan.hidden() != Some(x);
+        sum.is_added = readers.len() == 1 && readers.iter().all(adds) && !plan.is_returned(x);
     }
 }
 
@@ -134,7 +134,7 @@ impl Few<'_> {
         });
         // The readers' outputs could lie where a row is that nothing reads any more.
         let is_alive = !self.readers(x, last).is_empty() || self.is_latent_product(last);
-        self.plan.hidden() != Some(normed) && readers.iter().all(fits) && is_same && is_alive
+        !self.plan.is_returned(normed) && readers.iter().all(fits) && is_same && is_alive
     }
 
     /// The router whose product is op `i`, with what follows it.

@@ -97,6 +97,7 @@ impl AttentionNode {
             eps: 0.0,
             attention: *self,
             counters,
+            qkv: module,
             columns: None,
         })
     }

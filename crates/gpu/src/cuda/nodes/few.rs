@@ -64,6 +64,8 @@ pub struct AttendNode {
     pub eps: f32,
     pub attention: AttentionNode,
     pub counters: Ptr,
+    /// `qkv.cu`, for steps whose tokens may see each other.
+    pub qkv: ModuleId,
     /// For the product behind it.
     pub columns: Option<PackedNode>,
 }

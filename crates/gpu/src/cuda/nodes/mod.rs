@@ -116,7 +116,7 @@ impl CacheView {
 #[derive(Clone, Copy, Debug)]
 pub struct StateView {
     pub ptr: Ptr,
-    /// Numbers of a slot.
+    /// Numbers of a slot, with what it keeps of drafts.
     pub len: usize,
 }
 
