@@ -1,8 +1,8 @@
 // What comes before the delta rule: causal_conv of q, k and v, the norms of q and k with their scales, decay_beta.
 // Compiled for a width: -DWIDTH.
 //
-// delta_in: one token a sequence. grid (2 * n_k_head + n_v_head + 1, T), block 128: a block a head, a thread its
-// channels; the last block has the gates.
+// delta_in: few tokens a sequence, one after the other. grid (2 * n_k_head + n_v_head + 1, chunks), block 128: a block a
+// head, a thread its channels; the last block has the gates.
 // delta_in_rows: any number of tokens, of heads of at most 128 numbers, a width of at most 8. grid ((2 * n_k_head +
 // n_v_head + 1) / 4, runs of RUN tokens, chunks), block 128: a warp a head, a lane its channels; the last warp has the
 // gates. A chunk's first run alone sees the old state, since RUN >= WIDTH - 1, and writes the new one when it has read
@@ -26,16 +26,18 @@ __device__ __forceinline__ void gates(const DecayBeta& g, u64 at, u32 head) {
 KERNEL __launch_bounds__(THREADS) delta_in(const __grid_constant__ DeltaIn a) {
     __shared__ float scratch[33];
     PDL_LAUNCH();
-    const u32 token = blockIdx.y, head = blockIdx.x, n_k = a.n_k_head;
-    const Chunk c = a.step.chunks[a.step.chunk_of[token]];
+    const u32 head = blockIdx.x, n_k = a.n_k_head;
+    const Chunk c = a.step.chunks[blockIdx.y];
     if (head == 2 * n_k + a.n_v_head) {
         PDL_WAIT();
-        for (u32 i = threadIdx.x; i < a.n_v_head; i += THREADS) gates(a.gates, (u64)token * a.n_v_head + i, i);
+        const u64 at = (u64)c.first * a.n_v_head;
+        for (u32 i = threadIdx.x; i < c.len * a.n_v_head; i += THREADS) gates(a.gates, at + i, i % a.n_v_head);
         return;
     }
     const bool is_v = head >= 2 * n_k;
     const u32 width = is_v ? a.d_v : a.d_k;
     const u32 first = is_v ? 2 * n_k * a.d_k + (head - 2 * n_k) * a.d_v : head * a.d_k;
+    const u32 in_part = is_v ? head - 2 * n_k : head % n_k, n_heads = is_v ? a.n_v_head : n_k;
     float* state = a.state + c.state * a.state_len;
     float w[CHANNELS][WIDTH], rows[CHANNELS][WIDTH];
     // The state is this kernel's alone, and older than the kernels ahead.
@@ -45,35 +47,50 @@ KERNEL __launch_bounds__(THREADS) delta_in(const __grid_constant__ DeltaIn a) {
 #pragma unroll
         for (int r = 0; r < WIDTH; r++) w[j][r] = a.w[(u64)channel * WIDTH + r];
 #pragma unroll
-        for (int r = 0; r < STATE_ROWS; r++) rows[j][r] = c.pos == 0 ? 0.0f : state[(u64)(r + c.n_replay) * a.d + channel];
-    }
-    PDL_WAIT();
-    float y[CHANNELS], sum = 0.0f;
-#pragma unroll
-    for (int j = 0; j < CHANNELS; j++) {
-        const u32 i = j * THREADS + threadIdx.x, channel = first + (i < width ? i : 0);
-        rows[j][STATE_ROWS] = a.x[(u64)token * a.d + channel];
-        float v = w[j][STATE_ROWS] * rows[j][STATE_ROWS];
-#pragma unroll
-        for (int r = 0; r < STATE_ROWS; r++) v += w[j][r] * rows[j][r];
-        y[j] = i < width ? v * sigmoid(v) : 0.0f;
-        sum += y[j] * y[j];
-        if (i < width) {
-#pragma unroll
-            for (int r = 0; r < STATE_ROWS; r++) state[(u64)r * a.d + channel] = rows[j][r + 1];
+        for (int r = 0; r < STATE_ROWS; r++) {
+            rows[j][r] = c.pos == 0 ? 0.0f : state[(u64)(r + c.n_replay) * a.d + channel];
         }
     }
-    float by = 1.0f;
-    if (!is_v) {
-        const float r = 1.0f / sqrtf(block_sum(sum, scratch) / (float)width + a.eps);
-        by = r * (head < n_k ? a.q_scale : a.k_scale);
-    }
-    const u32 in_part = is_v ? head - 2 * n_k : head % n_k, n_heads = is_v ? a.n_v_head : n_k;
-    float* out = (is_v ? a.v : head < n_k ? a.q : a.k) + ((u64)token * n_heads + in_part) * width;
+    PDL_WAIT();
+    // Rows of [state | x] from this one on become the state, those of drafts behind it.
+    const u32 kept = c.len - c.n_draft;
 #pragma unroll
     for (int j = 0; j < CHANNELS; j++) {
         const u32 i = j * THREADS + threadIdx.x;
-        if (i < width) out[i] = y[j] * by;
+#pragma unroll
+        for (int r = 0; r < STATE_ROWS; r++) {
+            if (i < width && (u32)r >= kept) state[(u64)(r - kept) * a.d + first + i] = rows[j][r];
+        }
+    }
+#pragma unroll 1
+    for (u32 t = 0; t < c.len; t++) {
+        const u64 token = c.first + t;
+        float y[CHANNELS], sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < CHANNELS; j++) {
+            const u32 i = j * THREADS + threadIdx.x, channel = first + (i < width ? i : 0);
+            const float now = a.x[token * a.d + channel];
+            float v = w[j][STATE_ROWS] * now;
+#pragma unroll
+            for (int r = 0; r < STATE_ROWS; r++) v += w[j][r] * rows[j][r];
+            y[j] = i < width ? v * sigmoid(v) : 0.0f;
+            sum += y[j] * y[j];
+            if (i < width && STATE_ROWS + t >= kept) state[(u64)(STATE_ROWS + t - kept) * a.d + channel] = now;
+#pragma unroll
+            for (int r = 0; r + 1 < STATE_ROWS; r++) rows[j][r] = rows[j][r + 1];
+            rows[j][STATE_ROWS - 1] = now;
+        }
+        float by = 1.0f;
+        if (!is_v) {
+            const float r = 1.0f / sqrtf(block_sum(sum, scratch) / (float)width + a.eps);
+            by = r * (head < n_k ? a.q_scale : a.k_scale);
+        }
+        float* out = (is_v ? a.v : head < n_k ? a.q : a.k) + (token * n_heads + in_part) * width;
+#pragma unroll
+        for (int j = 0; j < CHANNELS; j++) {
+            const u32 i = j * THREADS + threadIdx.x;
+            if (i < width) out[i] = y[j] * by;
+        }
     }
 }
 

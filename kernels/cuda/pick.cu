@@ -115,20 +115,24 @@ KERNEL __launch_bounds__(THREADS) pick_merge(const __grid_constant__ Pick a) {
         a.listed_out[ask.first_out + i] = logits[a.listed[ask.first_listed + i]];
     }
     if (threadIdx.x < PARTS) next[threadIdx.x] = 0;
-    if (threadIdx.x == 0) {
-        float top = -INF;
-        u32 bad = ~0u;
-        for (int p = 0; p < PARTS; p++) {
-            top = fmaxf(top, parts[p].top);
-            bad = min(bad, parts[p].first_bad);
-        }
+    if (threadIdx.x < 32) {
+        const PickPart a_part = parts[threadIdx.x], b_part = parts[threadIdx.x + 32];
+        const float top = warp_max(fmaxf(a_part.top, b_part.top));
+        const u32 bad = __reduce_min_sync(FULL_MASK, min(a_part.first_bad, b_part.first_bad));
         double sum = 0.0;
-        for (int p = 0; p < PARTS; p++) {
-            if (parts[p].top > -INF) sum += (double)parts[p].sum * exp((double)parts[p].top - (double)top);
+        if (ask.log_sum_exp) {
+            const auto of = [&](const PickPart& part) {
+                return part.top > -INF ? (double)part.sum * exp((double)part.top - (double)top) : 0.0;
+            };
+            sum = of(a_part) + of(b_part);
+#pragma unroll
+            for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(FULL_MASK, sum, step);
         }
-        out->log_sum_exp = (double)top + log(sum);
-        out->bad = bad;
-        out->bad_value = bad == ~0u ? 0.0f : logits[bad];
+        if (threadIdx.x == 0) {
+            out->log_sum_exp = (double)top + log(sum);
+            out->bad = bad;
+            out->bad_value = bad == ~0u ? 0.0f : logits[bad];
+        }
     }
     __syncthreads();
     // A thread a share: each round takes the best of the shares' next ones, which are in order.

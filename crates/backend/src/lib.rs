@@ -280,7 +280,7 @@ pub trait Save {
     fn restore(&mut self, piece: Piece, bytes: &[u8]) -> bool;
 }
 
-/// Drafts of a plan with recurrent states.
+/// Steps with drafts, and those of plans with recurrent states.
 pub trait Drafts {
     /// Moves the recurrent states of a slot past the first `n_accepted` drafts of its last step, to the bits that a
     /// step of these tokens without drafts leaves; the other drafts are forgotten. It costs next to nothing: a program
@@ -294,6 +294,10 @@ pub trait Drafts {
     /// When the slot has no uncommitted drafts or fewer than `n_accepted`: a mistake of the caller. So is a call to a
     /// program that was compiled for no drafts.
     fn commit(&mut self, slot: u32, n_accepted: usize);
+
+    /// Whether the step that was submitted last takes the time of later ones of its kind. The first ones may take longer
+    /// on a device that records launches: they say nothing of what drafts cost.
+    fn is_settled(&mut self) -> bool;
 }
 
 /// Times of ops. Results of steps do not change.

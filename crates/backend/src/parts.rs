@@ -224,6 +224,11 @@ impl Drafts for Parts {
             drafts.commit(slot, n_accepted);
         }
     }
+
+    /// The parts run alike.
+    fn is_settled(&mut self) -> bool {
+        self.first.drafts().is_none_or(|drafts| drafts.is_settled())
+    }
 }
 
 impl Drop for Parts {

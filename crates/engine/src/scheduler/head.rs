@@ -33,6 +33,8 @@ pub(super) struct Head {
     own: Vec<f32>,
     /// Full pages that the batch writes.
     full: Vec<u32>,
+    /// The times of its steps are those of later ones.
+    is_settled: bool,
 }
 
 /// A row that gives a draft.
@@ -57,6 +59,7 @@ impl Head {
             rows: Vec::with_capacity(limits.max_outputs),
             own: room(limits.max_outputs),
             full: Vec::with_capacity(limits.max_tokens / PAGE + 1),
+            is_settled: true,
         }
     }
 
@@ -140,9 +143,11 @@ impl Engine {
         let Some(mut head) = self.head.take() else { return Ok(()) };
         let began = self.payoff.is_some().then(|| (self.clock)());
         let is_prompt = self.running.iter().any(|sequence| sequence.ahead.fresh.is_some_and(|f| self.is_of_prompt(f)));
+        head.is_settled = true;
         let result = self.draft_with(&mut head, n_spare);
         if let (Some(began), Some(payoff), Ok(n_steps), false) = (began, &mut self.payoff, &result, is_prompt)
             && *n_steps > 0
+            && head.is_settled
         {
             self.drafting = (self.clock)().saturating_duration_since(began).as_secs_f64();
             payoff.observe_head(*n_steps, self.drafting);
@@ -217,7 +222,9 @@ impl Engine {
     /// the step failed.
     fn head_step(&mut self, head: &mut Head) -> Result<bool, Error> {
         head.batch.asks.fill(LIKELIEST);
-        let output = match self.program.step(&head.batch) {
+        let submitted = self.program.submit(&head.batch);
+        head.is_settled &= self.program.drafts().is_none_or(|drafts| drafts.is_settled());
+        let output = match submitted.and_then(|()| self.program.wait()) {
             Ok(output) => output,
             Err(StepError::Failed(_)) => return Ok(false),
             Err(error) => return Err(error.into()),

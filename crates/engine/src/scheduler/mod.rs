@@ -632,12 +632,14 @@ impl Engine {
         let Engine { program, batch, running, memory, vocabulary, n_vocab, options, kinds, commits, head, .. } = self;
         let n_vocab = *n_vocab;
         let width = program.routers().iter().map(|router| router.n_used).sum::<usize>().max(1);
+        let is_settled = program.drafts().is_none_or(|drafts| drafts.is_settled());
         let output = program.wait()?;
         let mut bill = None;
         if let Some(began) = self.began.take() {
             let time = (self.clock)().saturating_duration_since(began);
             self.pace.observe(batch.tokens.len(), time);
             if let Some(payoff) = &mut self.payoff
+                && is_settled
                 && batch.chunks.iter().all(|chunk| chunk.len == chunk.n_draft + 1 && chunk.pos > 0)
             {
                 let (n, n_drafts) = (batch.chunks.len(), batch.chunks.iter().map(|chunk| chunk.n_draft as usize).sum());

@@ -596,6 +596,10 @@ impl Drafts for Toy {
         }
         tried.clear();
     }
+
+    fn is_settled(&mut self) -> bool {
+        true
+    }
 }
 
 /// What stores keep, shared by the engines of a test.

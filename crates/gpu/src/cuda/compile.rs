@@ -235,11 +235,7 @@ pub fn lay<'a>(
         let mut nodes = fuse(joined.unwrap_or_else(|| of_ops.into_iter().flatten().collect()), qkv);
         few::attend_singles(&mut nodes, lower.modules, &places, is_f16);
         let [few, batch, nodes] = [few, batch, nodes].map(with_norms);
-        let runs = few.iter().chain(&batch).all(|node| match node {
-            Node::DeltaIn(before) => few::takes_rows(before),
-            _ => true,
-        });
-        Lists { few, batch, most, nodes, longest: if runs { drafts::MAX_RUN } else { 1 } }
+        Lists { few, batch, most, nodes }
     };
     let is_whole = split.host().next().is_none();
     let plain = is_whole.then(|| of_ops.clone());

@@ -6,8 +6,8 @@ use model::plan::{Op, Plan, State};
 use backend::drafts::Uncommitted;
 use backend::{Batch, Chunk, Limits, StepError};
 
-/// Longest chunk of a step that takes the lists of few tokens: a token and its drafts.
-pub const MAX_RUN: usize = 16;
+/// Longest chunk of a step that takes the lists of few tokens: a token and eight drafts.
+pub const MAX_RUN: usize = 9;
 
 /// Numbers that a slot keeps of a draft's k, v, g and beta (`kernels/cuda/delta_net.cu`).
 fn kept_row(n_k: usize, n_v: usize, n_g: usize, n_beta: usize) -> usize {

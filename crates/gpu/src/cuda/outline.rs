@@ -197,6 +197,37 @@ mod tests {
     use super::*;
     use backend::Backend;
 
+    /// A step with drafts takes the list of single tokens, with keys appended before attention; a draft head has lists.
+    #[test]
+    fn drafts_take_the_list_of_few_tokens() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../conformance/tests/data/qwen35_mtp/hf");
+        let checkpoint = checkpoint::open(&path).unwrap();
+        let cuda = Cuda::default();
+        let plan = cuda.lower(model::build_drafting(&checkpoint).unwrap()).unwrap();
+        let limits = Limits {
+            max_tokens: 64,
+            max_outputs: 64,
+            n_pages: 64,
+            max_positions: 2048,
+            n_window_pages: 0,
+            n_states: 4,
+            max_draft: 3,
+        };
+        let outline = Outline::new(&cuda, &plan, &checkpoint, limits, Card::of(90).unwrap()).unwrap();
+        assert!(outline.laid.head.as_ref().is_some_and(|head| !head.lists.few.is_empty()));
+        let kernels = |chunks, len| -> Vec<&str> {
+            let lines = outline.step(chunks, len, 1).unwrap();
+            lines.iter().flat_map(|line| &line.launches).map(|launched| launched.kernel).collect()
+        };
+        let (singles, drafts, prompt) = (kernels(4, 1), kernels(1, 4), kernels(1, 40));
+        let counts = |all: &[&str], name: &str| all.iter().filter(|&&kernel| kernel == name).count();
+        let n_attention = counts(&singles, "attend") + counts(&singles, "attention");
+        assert_eq!(counts(&drafts, "attend"), 0, "{drafts:?}");
+        assert_eq!(counts(&drafts, "attend_long") + counts(&drafts, "attention"), n_attention, "{drafts:?}");
+        assert_eq!(counts(&drafts, "delta_in"), counts(&singles, "delta_in"), "{drafts:?}");
+        assert!(drafts.len() < prompt.len() && counts(&prompt, "delta_in") == 0, "{prompt:?}");
+    }
+
     /// Launches of a token and of a prompt of 512 in the embedded model, on cards of each kind.
     #[test]
     fn launches_of_a_step_without_a_device() {

@@ -10,7 +10,7 @@ use std::time::Instant;
 use model::plan::Buf;
 
 use super::args;
-use super::drafts::Slots;
+use super::drafts::{MAX_RUN, Slots};
 use super::driver::{Context, DriverError, Graph, Memory, Pinned, Stream};
 use super::encode::{Encoder, Kernels, RopeView, Scratch};
 use super::few::MAX_ROWS;
@@ -101,8 +101,6 @@ pub struct Lists {
     /// Of steps of up to `most` tokens; empty where such steps take `nodes`.
     pub batch: Vec<Node>,
     pub most: usize,
-    /// Longest chunk of steps that take the last two.
-    pub longest: usize,
 }
 
 impl Lists {
@@ -131,7 +129,7 @@ pub enum List {
 /// The list that a step takes.
 pub fn list(counts: Counts, longest: usize, lists: &Lists) -> List {
     match counts.tokens {
-        _ if longest > lists.longest => List::All,
+        _ if longest > MAX_RUN => List::All,
         ..=MAX_ROWS => List::Few,
         n if n <= lists.most => List::Batch,
         _ => List::All,
@@ -192,6 +190,8 @@ pub struct CudaProgram {
     batch: Batch,
     /// It has drafts of recurrent states, or moves states past accepted ones.
     has_drafts: bool,
+    /// Its launches are graphs, where they become such.
+    is_settled: bool,
     /// What it picks, where kernels have something to pick.
     pick: Option<args::Pick>,
     /// Ids of all routers while the routing is traced, `[routers][max_tokens · n_used]`.
@@ -224,6 +224,7 @@ impl CudaProgram {
             times: parts.lists.iter().map(|lists| Times::new(&parts.context, lists.all())).collect(),
             batch: Batch::default(),
             has_drafts: false,
+            is_settled: true,
             parts,
             trace: None,
             is_traced: false,
@@ -274,9 +275,9 @@ impl CudaProgram {
         let most_pages = pages.next_power_of_two().min(ATTEND_PAGES * MAX_SPLITS);
         let is_watched = self.is_traced || self.times().is_on();
         let is_text = batch.given.tokens.is_empty() && batch.given.spans.is_empty();
-        // All rows are asked for of tokens with drafts, as of single ones. Longer chunks are prompts, of any length.
+        // All rows are asked for of tokens with drafts, as of single ones; other chunks are prompts, of any length.
         let list = self.list(counts, longest);
-        let is_small = longest == 1 || (list != List::All && counts.rows == counts.tokens);
+        let is_small = longest == 1 || (list != List::All && (counts.rows == counts.tokens || batch.is_draft()));
         let is_decode = is_small && counts.tokens <= MAX_CAPTURED && !is_watched && is_text;
         let drafting = match batch.is_draft() {
             true => Drafting::Head,
@@ -309,6 +310,8 @@ impl CudaProgram {
         // Before the nodes, since a copy between kernels would hold them up.
         self.pick = self.parts.picker.fill(&self.batch, &self.parts.stream, self.logits().ptr)?;
         let shape = self.shape();
+        let is_captured = |part| matches!(self.graphs.get(&self.graph_key(shape, part)), Some(Seen::Captured(_)));
+        self.is_settled = !shape.is_decode || (0..=self.cuts(shape.list).len()).all(is_captured);
         if self.parts.plain.as_ref().is_some_and(|plain| plain.inputs.is_on()) && !self.batch.is_draft() {
             self.run_plain(shape)?;
             return self.queue_output(shape);
@@ -342,9 +345,13 @@ impl CudaProgram {
         done
     }
 
+    fn graph_key(&self, shape: Shape, part: usize) -> GraphKey {
+        (shape.counts, shape.most_pages, part, self.layout, shape.drafting)
+    }
+
     /// Queues the nodes between the cuts `part - 1` and `part`, as a graph where they were seen before.
     fn queue_part(&mut self, shape: Shape, part: usize) -> Result<(), DriverError> {
-        let key = (shape.counts, shape.most_pages, part, self.layout, shape.drafting);
+        let key = self.graph_key(shape, part);
         if self.graphs.len() >= MAX_GRAPHS {
             self.graphs.clear();
         }
@@ -594,7 +601,7 @@ impl Shared<'_> {
 
     /// Whether part `i` is a graph.
     fn is_captured(&self, i: usize) -> bool {
-        let key = (self.shape.counts, self.shape.most_pages, i, self.program.layout, self.shape.drafting);
+        let key = self.program.graph_key(self.shape, i);
         self.shape.is_decode && matches!(self.program.graphs.get(&key), Some(Seen::Captured(_)))
     }
 
@@ -821,6 +828,10 @@ impl Program for CudaProgram {
 impl Drafts for CudaProgram {
     fn commit(&mut self, slot: u32, n_accepted: usize) {
         self.parts.slots.commit(slot, n_accepted);
+    }
+
+    fn is_settled(&mut self) -> bool {
+        self.is_settled
     }
 }
 

@@ -290,8 +290,8 @@ impl Encoder<'_> {
             k_scale: node.scales[1],
             eps: node.eps,
         };
-        let grid = [(2 * heads.n_k_head + heads.n_v_head + 1) as u32, rows as u32, 1];
-        let launch = match node.has_rows || self.longest > 1 {
+        let grid = [(2 * heads.n_k_head + heads.n_v_head + 1) as u32, self.counts.chunks as u32, 1];
+        let launch = match node.has_rows {
             true => delta::rows(heads, self.longest, self.counts.chunks),
             false => Launch { entry: "delta_in", grid, block: 128, shared: 0 },
         };

@@ -41,7 +41,10 @@ pub fn join_rules(plan: &Plan, nodes: &[Vec<Node>], modules: &mut Modules, room:
     let mut out = Vec::new();
     let mut i = 0;
     while i < plan.ops.len() {
-        match joined(plan, nodes, modules, room, i).filter(|(before, _)| takes_rows(before)) {
+        let fits = |before: &DeltaInNode| {
+            before.heads.d_k.max(before.heads.d_v) <= MAX_HEAD_OF_ROWS && before.width <= MAX_WIDTH_OF_ROWS
+        };
+        match joined(plan, nodes, modules, room, i).filter(|(before, _)| fits(before)) {
             Some((before, rule)) => {
                 out.extend([Node::DeltaIn(DeltaInNode { has_rows: true, ..before }), rule]);
                 i += 8;
@@ -53,11 +56,6 @@ pub fn join_rules(plan: &Plan, nodes: &[Vec<Node>], modules: &mut Modules, room:
         }
     }
     out
-}
-
-/// Whether what comes before a rule has a kernel for chunks of several tokens.
-pub fn takes_rows(before: &DeltaInNode) -> bool {
-    before.heads.d_k.max(before.heads.d_v) <= MAX_HEAD_OF_ROWS && before.width <= MAX_WIDTH_OF_ROWS
 }
 
 /// The ops from `i` on as a convolution with what follows it, and a rule that reads what that puts into scratch.

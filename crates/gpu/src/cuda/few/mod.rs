@@ -21,7 +21,7 @@ use std::collections::{HashMap, HashSet};
 use model::plan::{Buf, GateFactor, Op, Plan};
 
 pub use self::attend::attend_singles;
-pub use self::delta::{DeltaRoom, join_rules, takes_rows};
+pub use self::delta::{DeltaRoom, join_rules};
 use self::pattern::{Moe, Post};
 pub use self::pattern::{mark_added, mark_summed};
 use super::args::{LogitSums, Prologue};
