@@ -57,8 +57,14 @@ pub use file::{File, Identity, Pages, page_bytes};
 pub use meta::Metadata;
 pub use pages::{ResidentFiles, resident_files};
 pub use python_json::replace_numbers;
-/// The one side file of a folder inside it: how sentence-transformers pools the states of tokens.
+/// How sentence-transformers pools the states of tokens.
 pub const POOLING: &str = "1_Pooling/config.json";
+/// Modules of sentence-transformers that are a matrix, in the order in which they follow the pooling. The tensors of
+/// `2_Dense/model.safetensors` have the module's name in front: `2_Dense.linear.weight`.
+pub const DENSE: [&str; 2] = ["2_Dense", "3_Dense"];
+/// The files inside folders of a model folder: settings and weights of modules of sentence-transformers.
+pub const INNER_FILES: [&str; 5] =
+    [POOLING, "2_Dense/config.json", "2_Dense/model.safetensors", "3_Dense/config.json", "3_Dense/model.safetensors"];
 
 pub use value::{Numbers, Strings, Text, Value, ValueKind};
 

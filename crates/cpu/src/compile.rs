@@ -524,6 +524,7 @@ impl Lower<'_> {
                     window,
                     chunked,
                     spans: self.plan.sees_spans(window),
+                    reach: self.plan.reach(window),
                     softcap,
                     chosen: chosen.map(view),
                     sinks: sinks.map(|w| self.vector(w)).transpose()?,

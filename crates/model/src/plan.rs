@@ -576,6 +576,11 @@ impl Plan {
         window.is_some() || self.is_encoder() || self.whole
     }
 
+    /// How many positions from its own on a token sees of its span at most: windows of whole texts reach both ways.
+    pub fn reach(&self, window: Option<usize>) -> usize {
+        window.filter(|_| self.whole).unwrap_or(usize::MAX)
+    }
+
     /// Rows of the smallest table of each axis of places; `usize::MAX` for an axis without one.
     pub fn n_places(&self) -> [usize; N_AXES] {
         let mut n = [usize::MAX; N_AXES];

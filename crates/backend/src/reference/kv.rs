@@ -26,6 +26,8 @@ pub struct Scores<'a> {
     pub chosen: Option<(&'a [u32], usize)>,
     /// Whether tokens see the later ones of their span.
     pub spans: bool,
+    /// How many positions from its own on a token sees at most.
+    pub reach: usize,
     /// `[n_head]`.
     pub sinks: Option<Vec<f32>>,
 }
@@ -71,6 +73,7 @@ impl Kv {
             let mut spans = batch.given.spans.iter().filter(|_| params.spans);
             let span = spans.find(|span| span.contains(&(token as u32)));
             let end = span.map_or(pos + 1, |span| (chunk.pos + span.end - chunk.first) as usize);
+            let end = end.min(pos.saturating_add(params.reach));
             let seen: Vec<usize> = match params.chosen {
                 Some((all, n)) => all[token * n..][..n].iter().map(|&p| p as usize).filter(|p| *p < end).collect(),
                 None => (first..end).collect(),

@@ -516,7 +516,8 @@ impl Interpreter {
             Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen, sinks, out } => {
                 let (sinks, spans) = (sinks.map(|w| self.vector(w)), self.plan.sees_spans(window));
                 let chosen = chosen.map(|buf| (&self.values[buf.0 as usize].ids[..], self.width(buf)));
-                let rule = kv::Scores { n_head, scale, window, chunked, softcap, chosen, spans, sinks };
+                let reach = self.plan.reach(window);
+                let rule = kv::Scores { n_head, scale, window, chunked, softcap, chosen, spans, reach, sinks };
                 *self.floats_mut(out) = self.kv[cache.0 as usize].attention(batch, self.floats(q), rule);
             }
             Op::Route { logits, router, n_used, ids, weights } => {

@@ -92,37 +92,48 @@ struct Shards {
 
 fn shards(name: &str, folder: &Folder) -> Result<Shards, Error> {
     let mut shards = Shards { files: Vec::new(), formats: Vec::new(), entries: Vec::new() };
-    if let Some(file) = folder.file(WEIGHTS)? {
-        shards.add(file)?;
-        return Ok(shards);
+    match folder.file(WEIGHTS)? {
+        Some(file) => shards.add(file)?,
+        None => shards.add_indexed(name, folder)?,
     }
-    let index_name = folder.name(INDEX);
-    let Some(text) = folder.text(INDEX)? else {
-        return Err(Error::file(name, format!("has neither {WEIGHTS} nor {INDEX}")));
-    };
-    let index = safetensors::index(&index_name, &text)?;
-    let mut files: Vec<&str> = index.iter().map(|(_, file)| file.as_str()).collect();
-    files.sort_unstable();
-    files.dedup();
-    if files.is_empty() || files.len() > MAX_SHARDS {
-        let what = format!("names {} files, 1 to {MAX_SHARDS} are allowed", files.len());
-        return Err(Error::file(&index_name, what));
-    }
-    for file in &files {
-        let shown = printable(file.as_bytes());
-        if !is_plain(file) {
-            return Err(Error::file(&index_name, format!("file {shown} is not the name of a file in the folder")));
+    for module in crate::DENSE {
+        if let Some(file) = folder.file(&format!("{module}/{WEIGHTS}"))? {
+            let first = shards.entries.len();
+            shards.add(file)?;
+            shards.entries[first..].iter_mut().for_each(|entry| entry.name.insert_str(0, &format!("{module}.")));
         }
-        let Some(file) = folder.file(file)? else {
-            return Err(Error::file(&index_name, format!("file {shown} is missing in the folder")));
-        };
-        shards.add(file)?;
     }
-    check_index(&index_name, &index, &files, &shards.entries)?;
     Ok(shards)
 }
 
 impl Shards {
+    /// Adds the files that the index names.
+    fn add_indexed(&mut self, name: &str, folder: &Folder) -> Result<(), Error> {
+        let index_name = folder.name(INDEX);
+        let Some(text) = folder.text(INDEX)? else {
+            return Err(Error::file(name, format!("has neither {WEIGHTS} nor {INDEX}")));
+        };
+        let index = safetensors::index(&index_name, &text)?;
+        let mut files: Vec<&str> = index.iter().map(|(_, file)| file.as_str()).collect();
+        files.sort_unstable();
+        files.dedup();
+        if files.is_empty() || files.len() > MAX_SHARDS {
+            let what = format!("names {} files, 1 to {MAX_SHARDS} are allowed", files.len());
+            return Err(Error::file(&index_name, what));
+        }
+        for file in &files {
+            let shown = printable(file.as_bytes());
+            if !is_plain(file) {
+                return Err(Error::file(&index_name, format!("file {shown} is not the name of a file in the folder")));
+            }
+            let Some(file) = folder.file(file)? else {
+                return Err(Error::file(&index_name, format!("file {shown} is missing in the folder")));
+            };
+            self.add(file)?;
+        }
+        check_index(&index_name, &index, &files, &self.entries)
+    }
+
     fn add(&mut self, file: File) -> Result<(), Error> {
         let header = safetensors::header(&file, self.files.len())?;
         self.files.push(file);
@@ -151,7 +162,7 @@ fn is_plain(name: &str) -> bool {
 
 /// Reads a text of the folder; `None` when there is no file of that name.
 pub(crate) fn side_file(folder: &Folder, name: &str) -> Result<Option<Slice>, Error> {
-    match is_plain(name) || name == crate::POOLING {
+    match is_plain(name) || crate::INNER_FILES.contains(&name) {
         true => folder.text(name),
         false => Err(Error::file(&folder.name(name), "is not the name of a file in the folder")),
     }

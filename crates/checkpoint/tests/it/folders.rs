@@ -284,6 +284,29 @@ fn side_files() {
 }
 
 #[test]
+fn modules_have_weights_and_settings_in_folders() {
+    let files = vec![
+        ("config.json", b"{}".to_vec()),
+        ("model.safetensors", shard("a")),
+        ("1_Pooling/config.json", b"{}".to_vec()),
+        ("3_Dense/model.safetensors", shard("linear.weight")),
+        ("3_Dense/config.json", b"[]".to_vec()),
+        ("4_Dense/model.safetensors", shard("linear.weight")),
+    ];
+    let model = checkpoint::from_files("here", files.clone()).unwrap();
+    let names: Vec<&str> = model.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
+    assert_eq!(names, ["a", "3_Dense.linear.weight"]);
+    let file = |name: &str| model.side_file(name).unwrap();
+    assert_eq!(file("3_Dense/config.json").unwrap().text(), "[]");
+    assert!(file("1_Pooling/config.json").is_some() && file("2_Dense/config.json").is_none());
+    assert!(message(model.side_file("4_Dense/config.json")).ends_with("is not the name of a file in the folder"));
+    // Files of modules are as hostile as others.
+    let mut files = files;
+    files[3].1.truncate(5);
+    assert!(message(checkpoint::from_files("here", files)).contains("3_Dense"));
+}
+
+#[test]
 fn paths_that_mean_a_folder() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);

@@ -1,17 +1,21 @@
-//! Encoders of whole texts (BERT, XLM-RoBERTa) against rows and scores of transformers, from folders and GGUF files,
-//! alone and in company; and what a step of them refuses.
+//! Encoders of whole texts (BERT and others) against rows and scores of transformers, from folders and GGUF files, alone
+//! and in company; what a step of them refuses, and what their files may not say.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use backend::reference::Reference;
 use backend::{Ask, Backend, Batch, CacheType, Limits, PAGE, Program, StepError, Tables};
+use checkpoint::Checkpoint;
 use conformance::{Maker, Random, backends};
 use model::plan::{Op, Plan, Rows, ValidPlan};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/encoders");
 const MAX_TOKENS: usize = 160;
+const NAMES: [&str; 8] =
+    ["bert", "bert_mean", "bert_rerank", "xlmr", "xlmr_rerank", "gemma_embedding", "modern_bert", "nomic_bert"];
 
 /// A text: its tokens, where its second part begins, and some of the rows that are right.
 struct Text {
@@ -98,7 +102,7 @@ fn rows_are_those_of_transformers() {
         // Keys and values are rounded.
         ("cpu f16", cpu(CacheType::F16), 4e-3),
     ];
-    for name in ["bert", "bert_mean", "bert_rerank", "xlmr", "xlmr_rerank"] {
+    for name in NAMES {
         let (texts, files) = model(name);
         for (label, backend, tolerance) in &backends {
             for file in &files {
@@ -196,8 +200,6 @@ fn steps_of_anything_but_whole_texts_are_refused() {
 
 #[test]
 fn gpus_refuse_them() {
-    let (_, files) = model("bert");
-    let plan = model::build(&checkpoint::open(&files[0]).unwrap()).unwrap();
     let cuda = gpu::cuda::Cuda {
         device: 0,
         cache: CacheType::F16,
@@ -207,6 +209,148 @@ fn gpus_refuse_them() {
         progress: None,
         host: None,
     };
-    let why = cuda.lower(plan).unwrap_err().to_string();
-    assert_eq!(why, "compile plan: backend cuda cannot run models that encode whole texts");
+    for name in NAMES {
+        let plan = model::build(&checkpoint::open(&model(name).1[0]).unwrap()).unwrap();
+        let why = cuda.lower(plan).unwrap_err().to_string();
+        assert_eq!(why, "compile plan: backend cuda cannot run models that encode whole texts", "{name}");
+    }
+}
+
+type Files = BTreeMap<String, Vec<u8>>;
+
+/// A model's folder with some of its files changed.
+fn changed(name: &str, change: impl Fn(&mut Files)) -> Result<Checkpoint, checkpoint::Error> {
+    const INSIDE: [&str; 2] = ["config.json", "model.safetensors"];
+    let folder = Path::new(DATA).join(name).join("hf");
+    let paths = INSIDE.iter().chain(&checkpoint::INNER_FILES).map(|path| path.to_string());
+    let mut files: Files =
+        paths.filter_map(|path| Some((path.clone(), std::fs::read(folder.join(path)).ok()?))).collect();
+    change(&mut files);
+    checkpoint::from_files(name, files.iter().map(|(path, bytes)| (path.as_str(), bytes.clone())).collect())
+}
+
+/// Changes keys of config.json; `null` takes one away.
+fn set(files: &mut Files, keys: Value) {
+    let mut config: Value = serde_json::from_slice(&files["config.json"]).unwrap();
+    keys.as_object().unwrap().iter().for_each(|(key, value)| config[key] = value.clone());
+    files.insert("config.json".into(), config.to_string().into_bytes());
+}
+
+/// Windows of one position to several pages, in texts of several pages, for all positions of a page.
+#[test]
+fn windows_reach_both_ways_on_every_page() {
+    let mut random = Random(3);
+    let mut text = |n: usize| {
+        let ids: Vec<u32> = (0..n).map(|_| 5 + (random.bits() % 300) as u32).collect();
+        Text { second: n, at: (0..n).collect(), rows: Vec::new(), ids }
+    };
+    let texts = [text(150), text(70), text(1), text(33)];
+    let limits = Limits { max_tokens: 256, max_outputs: 256, n_pages: 12, max_positions: 160, ..Limits::default() };
+    let step = |backend: &dyn Backend, window: usize, texts: &[&Text]| {
+        let checkpoint = changed("gemma_embedding", |files| set(files, json!({"sliding_window": window}))).unwrap();
+        let checkpoint = Arc::new(checkpoint);
+        let plan = backend.lower(model::build(&checkpoint).unwrap()).unwrap();
+        let mut program = backend.compile(&plan, checkpoint, limits).unwrap();
+        program.step(&batch(texts, asked)).unwrap().hidden.to_vec()
+    };
+    let all: Vec<&Text> = texts.iter().collect();
+    for window in [1, 2, 62, 64, 66, 140, 400] {
+        let exact = step(&Reference, window, &all);
+        for threads in [1, 3] {
+            let cpu = backends::cpu_with(cpu::Isa::best(), threads, CacheType::F32);
+            let found = step(&cpu, window, &all);
+            let off = error(&found, &exact);
+            assert!(off < 1e-4, "window {window}: {off:.2e}");
+            assert_eq!(step(&cpu, window, &all[..1]), found[..texts[0].ids.len() * 12], "window {window}");
+        }
+    }
+}
+
+/// Configurations of the first code say what those of transformers say.
+#[test]
+fn older_configurations_make_the_same_plan() {
+    let plan = |name: &str, keys: Value| {
+        model::build(&changed(name, |files| set(files, keys.clone())).unwrap()).unwrap().to_string()
+    };
+    let kinds: Vec<&str> = (0..5).map(|i| if i % 3 == 0 { "full_attention" } else { "sliding_attention" }).collect();
+    let newer = json!({
+        "global_attn_every_n_layers": null, "global_rope_theta": null, "local_rope_theta": null, "layer_types": kinds,
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 30.0}},
+    });
+    assert_eq!(plan("modern_bert", newer), plan("modern_bert", json!({})));
+    let gated = plan("modern_bert", json!({"hidden_activation": "silu"}));
+    assert!(gated.contains("gated_act    act.0[T, 20] = silu(gate.0) ⊙ up.0"), "{gated}");
+    let other = json!({"local_rope_theta": 31.0});
+    let ropes = |keys: Value| {
+        let plan = model::build(&changed("modern_bert", |files| set(files, keys.clone())).unwrap()).unwrap();
+        plan.ropes.clone()
+    };
+    assert_ne!(ropes(other), ropes(json!({})));
+    let first = json!({
+        "hidden_size": null, "head_dim": null, "num_attention_heads": null, "intermediate_size": null, "num_hidden_layers": null,
+        "max_position_embeddings": null, "layer_norm_eps": null, "hidden_act": null, "rope_parameters": null,
+        "n_embd": 24, "n_head": 3, "n_inner": 20, "n_layer": 2, "n_positions": 8192, "max_trained_positions": 40,
+        "layer_norm_epsilon": 1e-12, "activation_function": "swiglu", "rotary_emb_base": 50, "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": false, "rotary_emb_scale_base": null, "causal": false, "prenorm": false,
+    });
+    assert_eq!(plan("nomic_bert", first), plan("nomic_bert", json!({})));
+}
+
+#[test]
+fn folders_that_lie_are_refused_by_the_name_of_what_is_wrong() {
+    let keys = |keys: Value| move |files: &mut Files| set(files, keys.clone());
+    let swapped = |files: &mut Files| {
+        let [a, b] = ["2_Dense", "3_Dense"].map(|module| files[&format!("{module}/model.safetensors")].clone());
+        files.insert("2_Dense/model.safetensors".into(), b);
+        files.insert("3_Dense/model.safetensors".into(), a);
+    };
+    let without = |path: &'static str| move |files: &mut Files| drop(files.remove(path));
+    let with_dense = |files: &mut Files| {
+        let dense = std::fs::read(Path::new(DATA).join("gemma_embedding/hf/2_Dense/model.safetensors")).unwrap();
+        files.insert("2_Dense/model.safetensors".into(), dense);
+    };
+    type Change<'c> = Box<dyn Fn(&mut Files) + 'c>;
+    let cases: Vec<(&str, Change, &str)> = vec![
+        ("gemma_embedding", Box::new(swapped), "2_Dense.linear.weight: has shape [12, 28], expected [12, 18]"),
+        (
+            "gemma_embedding",
+            Box::new(without("2_Dense/model.safetensors")),
+            "3_Dense.linear.weight: has shape [12, 28]",
+        ),
+        ("gemma_embedding", Box::new(keys(json!({"sliding_window": 0}))), "key sliding_window: is missing or 0"),
+        ("gemma_embedding", Box::new(keys(json!({"head_dim": 10}))), "q_proj.weight: has shape [24, 18]"),
+        ("gemma_embedding", Box::new(keys(json!({"layer_types": ["full_attention"]}))), "key layer_types: has 1"),
+        (
+            "gemma_embedding",
+            Box::new(keys(json!({"num_hidden_layers": 8}))),
+            "key layer_types: has 7 layers, the model has 8",
+        ),
+        ("modern_bert", Box::new(with_dense), "2_Dense.linear.weight: f16 [28, 18] is in the file, modern-bert has no"),
+        ("modern_bert", Box::new(keys(json!({"local_attention": null}))), "key local_attention: missing"),
+        ("modern_bert", Box::new(keys(json!({"global_attn_every_n_layers": 0}))), "every_n_layers: is 0"),
+        ("modern_bert", Box::new(keys(json!({"hidden_activation": "relu"}))), "is relu, expected gelu or silu"),
+        (
+            "modern_bert",
+            Box::new(keys(json!({"intermediate_size": 21}))),
+            "mlp.Wi.weight: has shape [40, 24], expected [42",
+        ),
+        ("modern_bert", Box::new(keys(json!({"num_attention_heads": 5}))), "5 heads cannot share a width of 24"),
+        ("nomic_bert", Box::new(keys(json!({"moe_every_n_layers": 2}))), "experts of encoders are not supported"),
+        ("nomic_bert", Box::new(keys(json!({"prenorm": true}))), "key prenorm: is true, expected false"),
+        ("nomic_bert", Box::new(keys(json!({"rotary_emb_fraction": 0.5}))), "rotary_emb_fraction: is 0.5, expected 1"),
+        ("nomic_bert", Box::new(keys(json!({"hidden_act": "gelu"}))), "key hidden_act: is gelu, expected swiglu"),
+        ("nomic_bert", Box::new(keys(json!({"head_dim": 7}))), "is 7, expected an even number"),
+        (
+            "nomic_bert",
+            Box::new(keys(json!({"num_attention_heads": 5}))),
+            "Wqkv.weight: has shape [72, 24], expected [120",
+        ),
+    ];
+    for (name, change, what) in cases {
+        let why = changed(name, change).map_err(|why| why.to_string());
+        let why = why.and_then(|checkpoint| model::build(&checkpoint).map_err(|why| why.to_string()));
+        let why = why.map(|_| ()).unwrap_err();
+        assert!(why.contains(what), "{name}: {what}: {why}");
+    }
 }

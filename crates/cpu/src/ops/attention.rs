@@ -49,6 +49,8 @@ pub struct AttentionStep {
     pub chunked: bool,
     /// Tokens see the later ones of their span.
     pub spans: bool,
+    /// How many positions from its own on a token sees at most.
+    pub reach: usize,
     pub softcap: Option<f32>,
     /// Positions that tokens see, u32 `[T, n]`, ascending.
     pub chosen: Option<View>,
@@ -149,6 +151,7 @@ impl Unit<'_> {
         let i = r / self.n_head;
         let next = self.tile.pos as usize + i + 1;
         let end = if self.step.spans { self.ends[self.tile.first as usize + i] as usize } else { next };
+        let end = end.min((next - 1).saturating_add(self.step.reach));
         match self.step.window {
             Some(chunk) if self.step.chunked => (next - 1) - (next - 1) % chunk..end,
             window => window.map_or(0, |w| next.saturating_sub(w))..end,

@@ -107,10 +107,15 @@ const fn row(names: &'static [&'static str], passes: &'static [Pass]) -> Row {
     Row { names, passes, ignore_merges: false, add_bos: false }
 }
 
+#[rustfmt::skip]
+const GPT2_NAMES: &[&str] = &[
+    "gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "exaone4", "gigachat", "a.x-4.0", "mellum", "modern-bert",
+];
+
 /// What each `tokenizer.ggml.pre` means. `ignore_merges`: a word that is a token is taken whole.
 const TABLE: &[Row] = &[
     row(&["default"], &[(r"[\p{P}$+<=>^~|]+", Blanks::Keep), GPT2, DIGITS, (r"[0-9][0-9][0-9]", Blanks::Keep)]),
-    row(&["gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "exaone4", "gigachat", "a.x-4.0", "mellum"], &[GPT2]),
+    row(GPT2_NAMES, &[GPT2]),
     row(
         &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"],
         &[DIGIT, GPT2],

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use engine::scheduler::Pooling;
 use engine::tokenizer::{Encode, Tokenizer};
 use serde_json::{Value, json};
 
@@ -62,6 +63,71 @@ fn texts_and_pairs_have_their_marks() {
         let shown = if *embeds == "bert" { "the fox , ranking !" } else { "the fox, ranking!" };
         assert_eq!(tokenizer.decode(&tokenizer.encode("the fox, ranking!", Encode::default())), shown);
     }
+}
+
+/// Tokenizers of other kinds, whose models embed texts.
+#[test]
+fn texts_for_other_encoders_have_their_marks() {
+    let how = Encode { add_special: true, parse_special: true };
+    for name in ["gemma_embedding", "modern_bert", "nomic_bert"] {
+        for tokenizer in tokenizers(name) {
+            let texts = json_of(&format!("{name}/golden.json"))["texts"].clone();
+            for row in texts.as_array().unwrap() {
+                assert_eq!(json!(tokenizer.encode(row["text"].as_str().unwrap(), how)), row["ids"], "{name} {row}");
+            }
+        }
+    }
+}
+
+/// How a folder makes one vector of a text's rows, and modules that would change it.
+#[test]
+fn modules_that_are_not_computed_are_refused() {
+    const FILES: [&str; 3] = ["config.json", "model.safetensors", "modules.json"];
+    let folder = Path::new(DATA).join("gemma_embedding/hf");
+    let pooling = |path: &str, change: &dyn Fn(&mut Value)| {
+        let paths = FILES.iter().chain(&checkpoint::INNER_FILES).copied();
+        let mut files: Vec<(&str, Vec<u8>)> =
+            paths.map(|path| (path, std::fs::read(folder.join(path)).unwrap())).collect();
+        let file = files.iter_mut().find(|(name, _)| *name == path).unwrap();
+        let mut json: Value = serde_json::from_slice(&file.1).unwrap();
+        change(&mut json);
+        file.1 = json.to_string().into_bytes();
+        let checkpoint = checkpoint::from_files("here", files).unwrap();
+        engine::pooling::pooling(&checkpoint).map_err(|why| why.to_string())
+    };
+    assert_eq!(pooling("modules.json", &|_| ()), Ok(Some(Pooling::Mean)));
+    let [modules, first, last] = ["modules.json", "2_Dense/config.json", "3_Dense/config.json"];
+    type Change = fn(&mut Value);
+    let cases: [(&str, &str, Change); 9] = [
+        (
+            modules,
+            "the modules Dense are \"2_Dense\", those with a model.safetensors are \"2_Dense, 3_Dense\"",
+            |list| {
+                list.as_array_mut().unwrap().remove(3);
+            },
+        ),
+        (modules, "the modules Dense are \"3_Dense, 2_Dense\"", |list| list.as_array_mut().unwrap().swap(2, 3)),
+        (modules, "the modules Dense are \"../x, 3_Dense\"", |list| list[2]["path"] = json!("../x")),
+        (modules, "module Dense follows Normalize", |list| list.as_array_mut().unwrap().swap(3, 4)),
+        (modules, "module \"a.b.Router\" is not computed", |list| list[4]["type"] = json!("a.b.Router")),
+        (modules, "it is no list", |list| *list = json!({})),
+        (
+            first,
+            "2_Dense/config.json: activation_function \"torch.nn.modules.activation.Tanh\" is not computed",
+            |file| {
+                file["activation_function"] = json!("torch.nn.modules.activation.Tanh");
+            },
+        ),
+        // That is what a file without one has.
+        (last, "3_Dense/config.json: activation_function \"Tanh\"", |file| *file = json!({})),
+        (last, "use_residual is not computed", |file| file["use_residual"] = json!(true)),
+    ];
+    for (path, what, change) in cases {
+        let why = pooling(path, &change).unwrap_err().replace('\\', "/");
+        assert!(why.contains(what), "{what}: {why}");
+    }
+    let why = pooling("1_Pooling/config.json", &|file| file["pooling_mode"] = json!("max")).unwrap_err();
+    assert!(why.contains("pooling_mode max is not supported, cls, mean or lasttoken is"), "{why}");
 }
 
 #[test]

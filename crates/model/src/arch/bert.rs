@@ -130,20 +130,26 @@ fn embed(b: &mut Builder, dims: &Dims, n_vocab: usize, positions: [usize; 2]) ->
     let y = b.buf("position", Rows::Tokens, dims.d);
     b.push(Op::EmbedPlace { table, axis: POSITION, out: y });
     b.push(Op::Add { x, y });
+    add_segments(b, dims.d, x)?;
+    Ok(x)
+}
+
+/// `x += segments[place]`, where the file has such.
+pub(super) fn add_segments(b: &mut Builder, d: usize, x: Buf) -> Result<(), Error> {
     match b.n_rows("token_types.weight") {
         None => {}
         Some(1) => {
-            let w = b.vector("token_types.weight", dims.d)?;
+            let w = b.vector("token_types.weight", d)?;
             b.push(Op::AddBias { x, w });
         }
         Some(n) => {
-            let table = b.weight("token_types.weight", &[n, dims.d])?;
-            let y = b.buf("segment", Rows::Tokens, dims.d);
+            let table = b.weight("token_types.weight", &[n, d])?;
+            let y = b.buf("segment", Rows::Tokens, d);
             b.push(Op::EmbedPlace { table, axis: SEGMENT, out: y });
             b.push(Op::Add { x, y });
         }
     }
-    Ok(x)
+    Ok(())
 }
 
 /// `h = norm(x + attention(x)); norm(h + mlp(h))`.

@@ -38,17 +38,18 @@ pub(super) const fn key(gguf: &'static str, folder: &'static [&'static str]) -> 
     Key { gguf, folder }
 }
 
-pub(super) const N_LAYER: Key = key("block_count", &["num_hidden_layers"]);
-pub(super) const N_CTX_TRAIN: Key = key("context_length", &["max_position_embeddings", "model_max_length"]);
-pub(super) const D_MODEL: Key = key("embedding_length", &["hidden_size"]);
+pub(super) const N_LAYER: Key = key("block_count", &["num_hidden_layers", "n_layer"]);
+pub(super) const N_CTX_TRAIN: Key =
+    key("context_length", &["max_position_embeddings", "model_max_length", "n_positions"]);
+pub(super) const D_MODEL: Key = key("embedding_length", &["hidden_size", "n_embd"]);
 pub(super) const N_VOCAB: Key = key("vocab_size", &["vocab_size"]);
-pub(super) const N_HEAD: Key = key("attention.head_count", &["num_attention_heads"]);
+pub(super) const N_HEAD: Key = key("attention.head_count", &["num_attention_heads", "n_head"]);
 pub(super) const N_KV: Key = key("attention.head_count_kv", &["num_key_value_heads", "num_attention_groups"]);
 pub(super) const D_K: Key = key("attention.key_length", &["head_dim", "attention_head_dim"]);
 pub(super) const D_V: Key = key("attention.value_length", &["v_head_dim", "head_dim", "attention_head_dim"]);
 pub(super) const EPS: Key = key("attention.layer_norm_rms_epsilon", &["rms_norm_eps", "layernorm_epsilon"]);
 pub(super) const ATTENTION_SCALE: Key = key("attention.scale", &[]);
-pub(super) const D_FF: Key = key("feed_forward_length", &["intermediate_size"]);
+pub(super) const D_FF: Key = key("feed_forward_length", &["intermediate_size", "n_inner"]);
 pub(super) const N_EXPERT: Key =
     key("expert_count", &["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"]);
 pub(super) const N_USED: Key = key(
@@ -74,7 +75,7 @@ const N_NEXT: Key = key("nextn_predict_layers", &[]);
 /// Of config.json, which does not count them among the layers.
 const N_NEXT_BEHIND: Key = key("nextn_predict_layers", &["num_nextn_predict_layers"]);
 const ROTARY_SHARE: Key = key("", &["partial_rotary_factor"]);
-const ROPE_BASE: Key = key("rope.freq_base", &["rope_theta"]);
+const ROPE_BASE: Key = key("rope.freq_base", &["rope_theta", "global_rope_theta", "rotary_emb_base"]);
 pub(super) const SCALING: Key = key("rope.scaling.type", &["rope_type", "type"]);
 pub(super) const FACTOR: Key = key("rope.scaling.factor", &["factor"]);
 const FACTOR_LINEAR: Key = key("rope.scale_linear", &[]);
@@ -90,7 +91,8 @@ const TRUNCATE: Key = key("", &["truncate"]);
 /// Step's, a number a layer.
 const ROPE_BASES: Key = key("rope.freq_base", &["rope_theta"]);
 const ROTARY_SHARES: Key = key("", &["partial_rotary_factors"]);
-const ROPE_BASE_WINDOWED: Key = key("rope.freq_base_swa", &["rope_local_base_freq", "swa_rope_theta"]);
+const ROPE_BASE_WINDOWED: Key =
+    key("rope.freq_base_swa", &["rope_local_base_freq", "swa_rope_theta", "local_rope_theta"]);
 /// A scale of queries that grows with the position, and the positions of one scale where they are not the context
 /// before YaRN.
 const TEMPERATURE: Key = key("attention.temperature_scale", &["llama_4_scaling_beta"]);
@@ -118,6 +120,8 @@ const UNSAID_ROPE: &[(&[&str], f64, f64)] = &[
         1e6, 1.0),
     (&["gpt_oss"], 150_000.0, 1.0),
     (&["olmo3"], 500_000.0, 1.0),
+    (&["modernbert"], 160_000.0, 1.0),
+    (&["nomic_bert"], 1000.0, 1.0),
     (&["smollm3"], 2e6, 1.0),
     (&["glm4", "glm4_moe"], 10_000.0, 0.5),
     (&["qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"], 10_000.0, 0.25),

@@ -30,8 +30,10 @@ mod mamba2;
 mod mellum;
 mod mimo2;
 mod minimax_m2;
+mod modern_bert;
 mod muse_glimmer;
 mod nemotron_h;
+mod nomic_bert;
 mod olmo2;
 mod parts;
 mod phi3;
@@ -175,6 +177,12 @@ pub const ARCHS: &[Arch] = &[
         models: "Embeddings: BGE small to large, E5, GTE, all-MiniLM; rerankers: ms-marco-MiniLM" },
     Arch { gguf: &[], folder: &["xlm-roberta", "roberta"], build: bert::build_roberta,
         models: "Embeddings: BGE-M3, multilingual E5; rerankers: BGE v2 M3" },
+    Arch { gguf: &["gemma-embedding"], folder: &[], build: gemma3::build_embedding,
+        models: "Embeddings: EmbeddingGemma (its folders are gemma3_text)" },
+    Arch { gguf: &["modern-bert"], folder: &["modernbert"], build: modern_bert::build,
+        models: "Embeddings: ModernBERT (GTE, ModernBERT Embed, Granite Embedding R2)" },
+    Arch { gguf: &["nomic-bert"], folder: &["nomic_bert"], build: nomic_bert::build,
+        models: "Embeddings: Nomic Embed Text v1, v1.5" },
     Arch { gguf: &["gpt-oss"], folder: &["gpt_oss"], build: gptoss::build,
         models: "gpt-oss-20B, 120B" },
 ];

@@ -6,7 +6,7 @@ use super::keys::{Dims, Keys, MoeDims, ROPE_FREQS};
 use crate::Error;
 use crate::plan::build::Builder;
 use crate::plan::{
-    Buf, CacheDecl, ExpertBiases, Gate, GateFactor, Op, Plan, Read, Rope, RopePairing, Router, Rows, Weight,
+    Buf, Cache, CacheDecl, ExpertBiases, Gate, GateFactor, Op, Plan, Read, Rope, RopePairing, Router, Rows, Weight,
 };
 
 /// An attention layer.
@@ -28,6 +28,8 @@ pub(super) struct Attention {
     pub gate: Option<GateFactor>,
     /// Factor on the values.
     pub value_scale: Option<f32>,
+    /// The cache, where layers share one: those of whole texts do.
+    pub cache: Option<Cache>,
 }
 
 impl Attention {
@@ -39,8 +41,8 @@ impl Attention {
     /// The same with q and k as they are.
     pub fn unrotated(d_k: usize) -> Self {
         let scale = 1.0 / (d_k as f32).sqrt();
-        let (qk_norm, gate, value_scale) = (None, None, None);
-        Self { rope: [None; 2], qk_norm, scale, window: None, chunked: false, sinks: false, gate, value_scale }
+        let (qk_norm, gate, value_scale, cache) = (None, None, None, None);
+        Self { rope: [None; 2], qk_norm, scale, window: None, chunked: false, sinks: false, gate, value_scale, cache }
     }
 }
 
@@ -147,7 +149,8 @@ pub(super) fn attend(b: &mut Builder, dims: &Dims, attn: Attention, layer: usize
         b.push(Op::Scale { x: v, scale });
     }
     let [q, k] = qk;
-    let cache = b.cache(CacheDecl { n_kv, d_k, d_v, v_in_k: false, window: attn.window });
+    let own = CacheDecl { n_kv, d_k, d_v, v_in_k: false, window: attn.window };
+    let cache = attn.cache.unwrap_or_else(|| b.cache(own));
     b.push(Op::KvAppend { cache, k, v: Some(v) });
     let sinks = match attn.sinks {
         true => Some(b.vector(&format!("blk.{layer}.attn_sinks.weight"), n_head)?),
@@ -318,6 +321,19 @@ pub(super) fn stack(
     Ok(y)
 }
 
+/// The matrices that sentence-transformers has after the pooling, on every row: `dense_2`, then `dense_3`, where the
+/// file has them.
+pub(super) fn dense_modules(b: &mut Builder, mut x: Buf) -> Result<Buf, Error> {
+    for name in ["dense_2", "dense_3"] {
+        if let Some(n) = b.n_rows(&format!("{name}.weight")) {
+            let w = b.weight(&format!("{name}.weight"), &[n, b.shape(x).1])?;
+            let bias = b.opt_vector(&format!("{name}.bias"), n)?;
+            x = b.linear(x, w, bias, name);
+        }
+    }
+    Ok(x)
+}
+
 /// The last norm and the logits.
 #[derive(Clone, Copy)]
 pub(super) struct Head {
@@ -398,7 +414,7 @@ pub(super) fn head_and_drafts(
 }
 
 /// The batch's rows.
-fn select(b: &mut Builder, dims: &Dims, x: Buf, out: &str) -> Buf {
+pub(super) fn select(b: &mut Builder, dims: &Dims, x: Buf, out: &str) -> Buf {
     let out = b.buf(out, Rows::Outputs, dims.d_model);
     b.push(Op::Select { x, out });
     out

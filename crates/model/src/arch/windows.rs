@@ -56,6 +56,12 @@ pub(super) fn windows(keys: &Keys, n_layer: usize, unnamed: Unnamed) -> Result<V
     }
 }
 
+/// Returns the window of tokens that see each other, from the number that files of encoders have, which is that of the
+/// positions before a token and after it: half of them are on each side, and seen.
+pub(super) fn both_ways(n: usize) -> usize {
+    n / 2 + 1
+}
+
 /// Returns what the file says of each layer.
 pub(super) fn pattern(keys: &Keys, n_layer: usize) -> Result<Option<Vec<bool>>, Error> {
     let Some(name) = keys.name(PATTERN) else { return Ok(None) };

@@ -128,7 +128,8 @@ pub enum Op {
         q: Buf, // [T, n_head · d_k]
         n_head: usize,
         scale: f32,
-        /// Sees only the last `window` positions, itself included.
+        /// Sees only the last `window` positions, itself included; in plans of whole texts those before and after it
+        /// that are less than `window` away ([`super::Plan::reach`]).
         window: Option<usize>,
         /// Sees the positions since the last multiple of the window instead, its own included (Llama 4).
         chunked: bool,

@@ -196,7 +196,8 @@ impl Printer<'_> {
                 let mut rest =
                     format!("{} over {}, {n_head} heads, scale {scale}", self.name(q), self.cache_name(cache));
                 let kind = if chunked { "chunk" } else { "window" };
-                rest += &window.map_or(String::new(), |n| format!(", {kind} {n}"));
+                let ways = if self.plan.whole { " both ways" } else { "" };
+                rest += &window.map_or(String::new(), |n| format!(", {kind} {n}{ways}"));
                 rest += &softcap.map_or(String::new(), |cap| format!(", softcap {cap}"));
                 rest += &chosen.map_or(String::new(), |chosen| format!(", at {}", self.name(chosen)));
                 rest += &sinks.map_or(String::new(), |w| format!(", sinks {}", self.w(w)));

@@ -400,6 +400,7 @@ impl Validator<'_> {
                 finite("scale", scale)?;
                 ensure(window != Some(0), || "window is 0".into())?;
                 ensure(!chunked || window.is_some(), || "has chunks of no length".into())?;
+                ensure(!chunked || !plan.whole, || "has chunks of whole texts".into())?;
                 ensure(c.window.is_none_or(|kept| window.is_some_and(|seen| seen <= kept)), || {
                     format!("sees a window of {window:?} positions, cache {} keeps {:?}", cache.0, c.window)
                 })?;

@@ -68,6 +68,9 @@ const PUBLISHED: &[(&str, &str)] = &[
     ("deepseek32", "deepseek_v32"),
     ("glm-dsa", "glm_moe_dsa_shared"),
     ("bert", "../encoders/bert_rerank"),
+    ("gemma-embedding", "../encoders/gemma_embedding"),
+    ("modern-bert", "../encoders/modern_bert"),
+    ("nomic-bert", "../encoders/nomic_bert"),
 ];
 
 /// Those that are written fused as well: latents with dense and routed layers, recurrent states, windows with norms

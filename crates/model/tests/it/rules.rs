@@ -133,6 +133,10 @@ const CASES: &[Case] = &[
     Case(|p| { p.whole = true; insert(p, |p| Op::EmbedPlace { table: Weight(0), axis: 0, out: find(p, "k.0") }) },
         "(embed_place): table has shape [96, 256], expected rows of 64"),
     Case(|p| { p.whole = true; p.caches[0].window = Some(9) }, "a plan of whole texts has a draft head, images"),
+    Case(|p| {
+        p.whole = true;
+        op(p, "attention", |o| if let Op::Attention { window, chunked, .. } = o { (*window, *chunked) = (Some(9), true) });
+    }, "(attention): has chunks of whole texts"),
     Case(|p| p.caches[0].v_in_k = true, "(kv_append): gives values to cache 0, which has them in its keys"),
     Case(|p| op(p, "kv_append", |o| if let Op::KvAppend { v, .. } = o { *v = None }), "gives no values to cache 0"),
     Case(|p| { p.caches[0].v_in_k = true; p.caches[0].d_v = 33 }, "cache 0: values of 33 cannot be a part of keys of 32"),

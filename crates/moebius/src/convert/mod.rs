@@ -58,6 +58,7 @@ impl Folder {
             weights::of_gpt_oss(&checkpoint, n_layer)?
         } else {
             let plan = &*plan.insert(model::build_drafting(&checkpoint)?.into_plan());
+            ensure!(!plan.whole, "failed to convert {}: encoders of texts are not converted", checkpoint.name());
             n_further = u32::from(plan.draft.is_some());
             divisors = keys.divisors(Some(plan))?;
             let count = |name: &str| Ok::<_, anyhow::Error>(keys.count(&[name])?.unwrap_or(0) as usize);

@@ -168,7 +168,7 @@ fn folder<'l>(listing: &'l Listing, wanted: &Wanted) -> Result<Vec<&'l File>> {
         let is_weights =
             path.ends_with(".safetensors") && !path.starts_with("consolidated") && !path.starts_with("adapter");
         let is_text = [".json", ".jinja"].iter().any(|end| path.ends_with(end)) || path == "tiktoken.model";
-        !path.contains('/') && (is_weights || is_text)
+        !path.contains('/') && (is_weights || is_text) || checkpoint::INNER_FILES.contains(&path)
     };
     let mut files: Vec<&File> = listing.files.iter().filter(is_wanted).collect();
     let has_weights = files.iter().any(|file| file.path.ends_with(".safetensors"));
@@ -177,7 +177,7 @@ fn folder<'l>(listing: &'l Listing, wanted: &Wanted) -> Result<Vec<&'l File>> {
         "failed to fetch {}: it holds neither a GGUF file nor a folder of config.json and safetensors",
         wanted.repo
     );
-    // Small files first: they say whether the model runs.
-    files.sort_by(|a, b| (a.path.ends_with(".safetensors"), &a.path).cmp(&(b.path.ends_with(".safetensors"), &b.path)));
+    // Small files first: they say whether the model runs. The first is in the model's folder itself.
+    files.sort_by_key(|file| (file.path.ends_with(".safetensors"), file.path.contains('/'), &file.path));
     Ok(files)
 }

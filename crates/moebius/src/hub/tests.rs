@@ -440,6 +440,9 @@ fn what_a_name_means() {
         "model.safetensors.index.json",
         "consolidated.safetensors",
         "original/x.safetensors",
+        "1_Pooling/config.json",
+        "2_Dense/model.safetensors",
+        "2_Dense/pytorch_model.bin",
         "README.md",
         "chat_template.jinja",
     ]);
@@ -475,8 +478,10 @@ fn what_a_name_means() {
             "config.json",
             "model.safetensors.index.json",
             "tokenizer.json",
+            "1_Pooling/config.json",
             "model-00001-of-00002.safetensors",
-            "model-00002-of-00002.safetensors"
+            "model-00002-of-00002.safetensors",
+            "2_Dense/model.safetensors"
         ]
     );
     assert!(chosen(&all(&["README.md", "config.json"]), "a/b").expect_err("nothing").contains("neither"));
@@ -485,15 +490,20 @@ fn what_a_name_means() {
 #[test]
 fn a_folder_of_safetensors_opens_where_it_was_put() {
     let weights = body(2000);
-    let files: Vec<(&str, Vec<u8>)> = vec![("config.json", b"{}".to_vec()), ("model.safetensors", weights)];
+    let files: Vec<(&str, Vec<u8>)> = vec![
+        ("config.json", b"{}".to_vec()),
+        ("1_Pooling/config.json", b"{ }".to_vec()),
+        ("model.safetensors", weights),
+    ];
     let described: Vec<(&str, &[u8])> = files.iter().map(|(name, body)| (*name, body.as_slice())).collect();
     let listing = describe(&described);
     let bodies: HashMap<String, Vec<u8>> = files.iter().map(|(name, body)| (name.to_string(), body.clone())).collect();
-    let server =
-        Server::start(move |_, request, out| match request.path.rsplit('/').next().and_then(|name| bodies.get(name)) {
+    let server = Server::start(move |_, request, out| {
+        match request.path.split_once(COMMIT).and_then(|(_, n)| bodies.get(&n[1..])) {
             Some(body) => serve(request, body, out),
             None => send(out, "200 OK", &[("Content-Length", listing.len().to_string())], listing.as_bytes()),
-        });
+        }
+    });
     let cache = tempfile::tempdir().expect("temporary folder");
     let path = server.hub(cache.path(), None).pull(&wanted("org/model")).expect("pull");
     for (name, body) in &files {

@@ -67,6 +67,19 @@ fn published_folders_become_files_with_the_same_answers() {
     assert!(n >= 20, "{n} families");
 }
 
+/// A file of EmbeddingGemma would be one of Gemma 3, which sees no later tokens.
+#[test]
+fn encoders_of_texts_are_not_converted() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let out = folder.path().join("out.gguf");
+    for name in ["bert", "xlmr", "gemma_embedding", "modern_bert"] {
+        let hf = fixtures::root(DATA).join("encoders").join(name).join("hf");
+        let why = error(&["convert", as_text(&hf), as_text(&out)]);
+        let said = why.contains("encoders of texts are not converted") || why.contains("is unsupported");
+        assert!(said && !out.exists(), "{name}: {why}");
+    }
+}
+
 /// The tokenizer's keys, and the values that mlx unpacks.
 #[test]
 fn mlx_folders_keep_values_tokenizer_and_template() {

@@ -40,7 +40,7 @@ fn off(found: &Value, exact: &Value) -> f64 {
 
 #[tokio::test]
 async fn vectors_are_those_of_transformers_alone_and_together() {
-    for name in ["bert", "bert_mean", "xlmr"] {
+    for name in ["bert", "bert_mean", "xlmr", "gemma_embedding", "modern_bert", "nomic_bert"] {
         let texts = golden(name, "texts");
         for file in files(name) {
             let server = server(&file);
