@@ -13,7 +13,7 @@ of a pool of 48 MB a type. The file streams to disk, peak RAM is about 0.5 GB.
 often, 0.5 gives the top quarter of 128 experts 60% of the tokens. The shape has no tensor for it, so the first 32
 channels of the residual stream are one constant, which no layer writes to and routers read.
 --mtp NOISE (qwen35) adds a layer whose drafts are often right: what layers add to the residual stream is so little that
-the next token follows from the last one alone, which the layer sees, beside NOISE times a random product of the model's
+the next token follows from the last one alone, which the layer sees, plus NOISE times a random product of the model's
 hidden state. Without noise every draft is right; `moebius bench --draft mtp` prints the share that was.
 The vocabulary is that of --vocab (the embedded model's when left out), filled up to the model's.
 Needs: pip install gguf numpy.

@@ -367,7 +367,7 @@ struct DeltaNet {
     u64 state_len;     // of a slot
     u32 n_k_head, n_v_head, d_v, tiled, is_sum, by_row;
     u32 most_drafts;
-    u32 beside_tiles;  // only chunks with drafts, and states behind which accepted ones wait
+    u32 beside_tiles;  // only chunks with drafts, and states that move past accepted ones
 };
 
 // The delta rule in tiles of 32 positions: what `delta_tiles` finds of each, for `delta_chunks`.

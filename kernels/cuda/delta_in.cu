@@ -1,8 +1,8 @@
 // What comes before the delta rule: causal_conv of q, k and v, the norms of q and k with their scales, decay_beta.
 // Compiled for a width: -DWIDTH.
 //
-// delta_in: few tokens a sequence, one after the other. grid (2 * n_k_head + n_v_head + 1, chunks), block 128: a block a
-// head, a thread its channels; the last block has the gates.
+// delta_in: few tokens a sequence, one after the other. grid (2 * n_k_head + n_v_head + 1, chunks), block 128: a block
+// a head, a thread its channels; the last block has the gates.
 // delta_in_rows: any number of tokens, of heads of at most 128 numbers, a width of at most 8. grid ((2 * n_k_head +
 // n_v_head + 1) / 4, runs of RUN tokens, chunks), block 128: a warp a head, a lane its channels; the last warp has the
 // gates. A chunk's first run alone sees the old state, since RUN >= WIDTH - 1, and writes the new one when it has read
@@ -52,7 +52,7 @@ KERNEL __launch_bounds__(THREADS) delta_in(const __grid_constant__ DeltaIn a) {
         }
     }
     PDL_WAIT();
-    // Rows of [state | x] from this one on become the state, those of drafts behind it.
+    // Rows of [state | x] from this one on become the state, followed by those of drafts.
     const u32 kept = c.len - c.n_draft;
 #pragma unroll
     for (int j = 0; j < CHANNELS; j++) {

@@ -6,10 +6,10 @@
 // a time, copied while the tokens before are computed: a token waits for no memory. Two tokens go together, so that
 // the sums of both run side by side. Sums run over a lane's numbers, then over the eight lanes.
 //
-// delta_net_drafts: the same of steps with drafts. A chunk goes in three phases: drafts of the slot's last step that were
-// accepted, from what that step kept of them in the slot; the chunk's tokens, after which the state is stored; its own
-// drafts, of which k, v, g and beta are kept. What is kept has two sides: blocks may still read one while others write
-// the other.
+// delta_net_drafts: the same of steps with drafts. A chunk goes in three phases: drafts of the slot's last step that
+// were accepted, from what that step kept of them in the slot; the chunk's tokens, after which the state is stored; its
+// own drafts, of which k, v, g and beta are kept. What is kept has two sides: blocks may still read one while others
+// write the other.
 #include "cuda/common.h"
 #include "cuda/args.h"
 
@@ -89,7 +89,8 @@ __device__ __forceinline__ void delta_net_of(const DeltaNet& a, Staged (&staged)
         }
         for (u32 i = threadIdx.x; i < n * COLUMNS; i += blockDim.x) {
             const u32 t = i / COLUMNS, at = blockIdx.x * COLUMNS + i % COLUMNS;
-            if (at < d_v) copy_async<1>(&to.v[t][i % COLUMNS], from.v + (u64)(first + t) * from.v_row + head * d_v + at);
+            const float* v = from.v + (u64)(first + t) * from.v_row + head * d_v;
+            if (at < d_v) copy_async<1>(&to.v[t][i % COLUMNS], v + at);
         }
         for (u32 t = threadIdx.x; t < n; t += blockDim.x) {
             copy_async<1>(&to.g[t], from.g + (u64)(first + t) * from.g_row + head);
@@ -212,7 +213,7 @@ __device__ __forceinline__ void delta_net_of(const DeltaNet& a, Staged (&staged)
 #pragma unroll
         for (int i = 0; i < EACH; i++) put(i, 0, s[i].x), put(i, 1, s[i].y), put(i, 2, s[i].z), put(i, 3, s[i].w);
     };
-    // Beside tiles, which go on from the state that this leaves, accepted drafts alone.
+    // Alongside tiles, which begin with the state that this leaves, accepted drafts alone.
     const u32 n_replay = HAS_DRAFTS ? c.n_replay : 0, n_draft = HAS_DRAFTS ? c.n_draft : 0;
     const bool is_beside = HAS_DRAFTS && a.beside_tiles && n_draft == 0;
     const u32 n_own = is_beside ? 0 : c.len - n_draft;

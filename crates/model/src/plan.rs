@@ -619,7 +619,7 @@ impl Plan {
         buf == self.logits || self.hidden() == Some(buf) || self.draft.as_ref().is_some_and(|draft| draft.source == buf)
     }
 
-    /// The draft head as a plan of its own, over the same weights, buffers and caches; `None` where there is none.
+    /// The draft head as a separate plan, over the same weights, buffers and caches; `None` where there is none.
     pub fn draft_plan(&self) -> Option<Plan> {
         let DraftHead { ops, layers, logits, .. } = self.draft.clone()?;
         Some(Plan { ops, layers, logits, draft: None, ..self.clone() })

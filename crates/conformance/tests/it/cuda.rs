@@ -229,7 +229,7 @@ fn states_are_copied() {
     assert!(first.iter().map(|x| x.to_bits()).eq(again.iter().map(|x| x.to_bits())));
 }
 
-/// Drafts that are right, wrong and right up to a point, beside another sequence's and after prompts: whatever was
+/// Drafts that are right, wrong and right up to a point, among another sequence's and after prompts: whatever was
 /// accepted, later tokens see the texts without drafts.
 #[test]
 fn drafts_agree_with_the_reference() {
@@ -275,7 +275,7 @@ fn with_drafts(backend: &dyn Backend, model: &(Plan, Arc<Checkpoint>), n_ids: u3
     let (mut at, mut other_at, mut round) = (0, 0, 0);
     let mut all = Vec::new();
     while at + 120 < text.len() {
-        // Prompts of the last rounds are long enough for kernels of many tokens, behind accepted drafts.
+        // Some prompts are long enough for kernels of many tokens, after accepted drafts.
         let n = [1, 1, 4, 1, 2, 7, 1, 90][round % 8];
         let n_draft = [3, 0, MAX_DRAFT, 1, 2, 4, 3][round % 7];
         let n_right = [0, 2, MAX_DRAFT, 1, 3, 1, 4, 3][round % 8].min(n_draft);

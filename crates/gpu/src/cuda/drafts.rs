@@ -1,5 +1,5 @@
-//! What drafts have left in the slots of recurrent states: how many were accepted and wait to be replayed, and where the
-//! slot keeps what they move its state by. Knows no driver.
+//! What drafts have left in the slots of recurrent states: how many were accepted and wait to be replayed, and where
+//! the slot keeps what they move its state by. Knows no driver.
 
 use model::plan::{Op, Plan, State};
 
@@ -62,8 +62,8 @@ impl Slots {
         if batch.is_draft() { Ok(()) } else { self.uncommitted.check(batch) }
     }
 
-    /// `n_draft`, `n_replay` and `side` of a chunk, as kernels have them; zero in a step of the draft head, which has no
-    /// states.
+    /// `n_draft`, `n_replay` and `side` of a chunk, as kernels have them; zero in a step of the draft head, which has
+    /// no states.
     pub fn words(&self, c: &Chunk, is_head: bool) -> [u32; 3] {
         match self.slots.get(c.state as usize) {
             Some(slot) if !is_head => [c.n_draft, if c.pos == 0 { 0 } else { slot.n_replay }, slot.side],

@@ -152,7 +152,7 @@ struct Shape {
 }
 
 /// What decides which launches a part of a step has: the step's counts, the bucket of its longest sequence, the part,
-/// the layout of experts, and what else has kernels of its own.
+/// the layout of experts, and what else decides on kernels.
 type GraphKey = (Counts, usize, usize, Layout, Drafting);
 
 /// What a step has to do with drafts.
@@ -243,12 +243,12 @@ impl CudaProgram {
         }
     }
 
-    /// The draft head, where the step under way is one of it.
+    /// The draft head, where the step in flight is one of it.
     fn head(&self) -> Option<&Head> {
         self.parts.head.as_ref().filter(|_| self.batch.is_draft())
     }
 
-    /// Whether the host may have a share in the step under way. The draft head's experts lie on the device.
+    /// Whether the host may have a share in the step in flight. The draft head's experts are on the device.
     fn has_host(&self) -> bool {
         self.parts.host.is_some() && !self.batch.is_draft()
     }
@@ -459,7 +459,7 @@ impl CudaProgram {
         if self.batch.is_draft() { Ok(()) } else { self.times().mark(i, &self.parts.stream) }
     }
 
-    /// The logits of the step under way.
+    /// The logits of the step in flight.
     fn logits(&self) -> View {
         self.head().map_or(self.parts.logits, |head| head.logits)
     }

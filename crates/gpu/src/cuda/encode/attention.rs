@@ -5,7 +5,17 @@ use super::super::driver::DriverError;
 use super::super::launch::Launch;
 use super::super::nodes::{AttentionNode, QkvNode, QkvPartNode, Tile};
 use super::Encoder;
-use super::few::Keys;
+
+/// Which tokens attention is of, and where their own keys and values come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keys {
+    /// All of the step, one a sequence: products, which the launch appends.
+    New,
+    /// All of the step: the cache.
+    Own,
+    /// Single tokens alongside prompts: the cache, and queries come normed and rotated.
+    OfSingles,
+}
 
 impl Encoder<'_> {
     pub(super) fn qkv(&mut self, node: &QkvNode) -> Result<(), DriverError> {

@@ -12,20 +12,9 @@ use super::super::nodes::{
     ATTEND_PAGES, AttendNode, AttentionNode, DeltaInNode, DenseUp, DownNode, ExpertsNode, FewLinearNode, Late,
     LatentOutNode, LatentQNode, Modules, PackedNode, Part, PostNormNode, QkvNode, RouterNode, Sums, UpNode,
 };
-use super::attention::qkv_part;
+use super::attention::{Keys, qkv_part};
 use super::batch::up_args;
 use super::{Encoder, RopeView, gated_args, linear_args};
-
-/// Which tokens attention is of, and where their own keys and values come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Keys {
-    /// All of the step, one a sequence: products, which the launch appends.
-    New,
-    /// All of the step: the cache.
-    Own,
-    /// Single tokens alongside prompts: the cache, and queries come normed and rotated.
-    OfSingles,
-}
 
 impl Encoder<'_> {
     pub(super) fn few_linear(&mut self, node: &FewLinearNode) -> Result<(), DriverError> {

@@ -129,7 +129,7 @@ pub struct Encoder<'a> {
     pub singles: usize,
     /// Maximum number of drafts of a chunk.
     pub max_draft: usize,
-    /// Chunks have drafts, or states behind which accepted ones wait.
+    /// Chunks have drafts, or states that have to move past accepted ones.
     pub has_drafts: bool,
     pub sms: usize,
     /// Bytes of shared memory that a block may have.
