@@ -90,7 +90,7 @@ pub struct Laid<'a> {
     logits: View,
     hidden: Option<View>,
     /// The draft head.
-    head: Option<Head>,
+    pub head: Option<Head>,
 }
 
 /// Lays out `plan` on a device.

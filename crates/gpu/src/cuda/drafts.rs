@@ -107,11 +107,15 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
+    use backend::Tables;
+
     use super::*;
 
-    fn batch(pos: u32, n_draft: u32) -> Batch {
-        let chunk = Chunk { len: 1 + n_draft, pos, state: 1, n_draft, ..Chunk::default() };
-        Batch { chunks: vec![chunk], ..Batch::default() }
+    fn batch(pos: usize, n_draft: usize) -> Batch {
+        let mut batch = Batch::default();
+        batch.push(&[0], pos, Tables { state: 1, ..Tables::default() }, [0]);
+        batch.push_drafts(&vec![0; n_draft]);
+        batch
     }
 
     /// A step finds the accepted drafts of the one before on the side that it wrote, once.
