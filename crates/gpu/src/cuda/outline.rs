@@ -114,6 +114,17 @@ impl<'a> Outline<'a> {
     /// # Errors
     /// None that is known: a device that is not there refuses nothing.
     pub fn step(&self, n_chunks: usize, len: usize, pages: usize) -> Result<Vec<Line>, CompileError> {
+        self.step_with(n_chunks, len, pages, false)
+    }
+
+    /// The same of a step with drafts.
+    fn step_with(
+        &self,
+        n_chunks: usize,
+        len: usize,
+        pages: usize,
+        has_drafts: bool,
+    ) -> Result<Vec<Line>, CompileError> {
         let tokens = n_chunks * len;
         let counts = Counts { tokens, rows: n_chunks, chunks: n_chunks };
         let mut encoder = Encoder {
@@ -153,7 +164,7 @@ impl<'a> Outline<'a> {
         let mut lines = vec![Line { layer: None, name: "angles".into(), bytes: 0, launches: take() }];
         lines.retain(|line| !line.launches.is_empty());
         let lists = &self.laid.lists;
-        let nodes = lists.nodes(list(counts, len, lists));
+        let nodes = lists.nodes(list(counts, len, has_drafts, lists));
         let mut layer = None;
         for node in nodes {
             if let Some(found) = matrices(node).iter().find_map(|w| self.layers.get(&w.data.q)) {
@@ -215,17 +226,18 @@ mod tests {
         };
         let outline = Outline::new(&cuda, &plan, &checkpoint, limits, Card::of(90).unwrap()).unwrap();
         assert!(outline.laid.head.as_ref().is_some_and(|head| !head.lists.few.is_empty()));
-        let kernels = |chunks, len| -> Vec<&str> {
-            let lines = outline.step(chunks, len, 1).unwrap();
+        let kernels = |chunks, len, has_drafts| -> Vec<&str> {
+            let lines = outline.step_with(chunks, len, 1, has_drafts).unwrap();
             lines.iter().flat_map(|line| &line.launches).map(|launched| launched.kernel).collect()
         };
-        let (singles, drafts, prompt) = (kernels(4, 1), kernels(1, 4), kernels(1, 40));
+        let (singles, drafts) = (kernels(4, 1, false), kernels(1, 4, true));
+        let (short, prompt) = (kernels(1, 4, false), kernels(1, 40, false));
         let counts = |all: &[&str], name: &str| all.iter().filter(|&&kernel| kernel == name).count();
         let n_attention = counts(&singles, "attend") + counts(&singles, "attention");
         assert_eq!(counts(&drafts, "attend"), 0, "{drafts:?}");
         assert_eq!(counts(&drafts, "attend_long") + counts(&drafts, "attention"), n_attention, "{drafts:?}");
         assert_eq!(counts(&drafts, "delta_in"), counts(&singles, "delta_in"), "{drafts:?}");
-        assert!(drafts.len() < prompt.len() && counts(&prompt, "delta_in") == 0, "{prompt:?}");
+        assert!(drafts.len() < short.len() && counts(&prompt, "delta_in") == 0, "{short:?} {prompt:?}");
     }
 
     /// Launches of a token and of a prompt of 512 in the embedded model, on cards of each kind.

@@ -126,10 +126,11 @@ pub enum List {
     Batch = 2,
 }
 
-/// The list that a step takes.
-pub fn list(counts: Counts, longest: usize, lists: &Lists) -> List {
+/// The list that a step takes; `has_drafts`: its chunks are a token with drafts, or rows of a draft head. Short prompts
+/// take that of long ones, whose products round activations less.
+pub fn list(counts: Counts, longest: usize, has_drafts: bool, lists: &Lists) -> List {
     match counts.tokens {
-        _ if longest > MAX_RUN => List::All,
+        _ if longest > if has_drafts { MAX_RUN } else { 1 } => List::All,
         ..=MAX_ROWS => List::Few,
         n if n <= lists.most => List::Batch,
         _ => List::All,
@@ -262,7 +263,8 @@ impl CudaProgram {
     }
 
     fn list(&self, counts: Counts, longest: usize) -> List {
-        list(counts, longest, self.lists())
+        let has_drafts = self.batch.is_draft() || self.batch.chunks.iter().any(|c| c.n_draft > 0);
+        list(counts, longest, has_drafts, self.lists())
     }
 
     /// The shape of the step under way.
@@ -275,7 +277,8 @@ impl CudaProgram {
         let most_pages = pages.next_power_of_two().min(ATTEND_PAGES * MAX_SPLITS);
         let is_watched = self.is_traced || self.times().is_on();
         let is_text = batch.given.tokens.is_empty() && batch.given.spans.is_empty();
-        // All rows are asked for of tokens with drafts, as of single ones; other chunks are prompts, of any length.
+        // All rows are asked for of tokens with drafts, as of single ones. Where others stand alongside them, their
+        // number is anything.
         let list = self.list(counts, longest);
         let is_small = longest == 1 || (list != List::All && (counts.rows == counts.tokens || batch.is_draft()));
         let is_decode = is_small && counts.tokens <= MAX_CAPTURED && !is_watched && is_text;
