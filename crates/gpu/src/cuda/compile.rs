@@ -17,13 +17,14 @@ use super::encode::{self, Kernels, RopeView, Scratch, batch::BatchScratch};
 use super::few::DeltaRoom;
 use super::fuse::{fuse, with_norms};
 use super::host::{Host, HotPlaces};
+use super::lists::{Head, Lists};
 use super::nodes::{
     ATTEND_PAGES, AttendNode, CacheView, HostNode, LatentOutNode, Link, Lower, MAX_SPLITS, Modules, Node, SlotPlaces,
     StateView, View, is_interleaved,
 };
 use super::nvrtc::{self, Target};
 use super::pick::Picker;
-use super::program::{CudaProgram, Head, Lists, Parts, Plain};
+use super::program::{CudaProgram, Parts, Plain};
 use super::sources::{self, Key, Texts};
 use super::split::{Slots, Split};
 use super::tables::{Given, Tables};
@@ -139,7 +140,7 @@ pub fn lay<'a>(
             Some((memory, allocate(context, "tables of experts", table_bytes + pair_bytes)?))
         }
     };
-    let of_head = plan.draft_plan();
+    let head_plan = plan.draft_plan();
     let delta = allocate(context, "delta rules", delta::bytes(plan, limits))?;
     let mut weights = Weights::new(context);
     let mut modules = Modules::new();
@@ -174,7 +175,7 @@ pub fn lay<'a>(
     let mut room_bytes = 0;
     let most = batch::most_rows(is_wide).min(max_tokens.max(few::MAX_ROWS));
     let room_rows = if is_batch { most } else { few::MAX_ROWS };
-    let places = most_of(plan, of_head.as_ref(), |plan| few::room(plan, room_rows)).map(|numbers| {
+    let places = most_of(plan, head_plan.as_ref(), |plan| few::room(plan, room_rows)).map(|numbers| {
         let at = room_bytes;
         room_bytes += (4 * numbers).next_multiple_of(256);
         at as u64
@@ -208,14 +209,12 @@ pub fn lay<'a>(
     let device = few_launch::fits(context.arch).then_some(device);
     few::mark_summed(plan, &mut of_ops);
     few::mark_added(plan, &mut of_ops);
-    let of_head_ops = match &of_head {
-        Some(head) => {
-            let mut ops = head.ops.iter().map(|op| lower.op(op)).collect::<Result<Vec<_>, _>>()?;
-            few::mark_summed(head, &mut ops);
-            ops
-        }
-        None => Vec::new(),
+    let mut head_ops = |head: &Plan| {
+        let mut ops = head.ops.iter().map(|op| lower.op(op)).collect::<Result<Vec<_>, _>>()?;
+        few::mark_summed(head, &mut ops);
+        Ok::<_, CompileError>(ops)
     };
+    let head_ops = head_plan.as_ref().map(&mut head_ops).transpose()?;
     let mut slotted = of_ops.clone();
     for (op, nodes) in plan.ops.iter().zip(&mut slotted) {
         if let Some(node) = nodes.first().map(|node| lower.slotted(op, node)).transpose()?.flatten() {
@@ -240,9 +239,8 @@ pub fn lay<'a>(
     let is_whole = split.host().next().is_none();
     let plain = is_whole.then(|| of_ops.clone());
     let slotted = hot.as_ref().map(|_| lists(plan, slotted));
-    let of_model = lists(plan, of_ops);
-    let of_head_ops = of_head.as_ref().map(|head| lists(head, of_head_ops));
-    let lists = of_model;
+    let head_lists = head_plan.as_ref().zip(head_ops).map(|(head, ops)| lists(head, ops));
+    let lists = lists(plan, of_ops);
     let plain = plain.map(|ops| Plain {
         ops,
         views: (0..plan.bufs.len()).map(|i| lower.view(Buf(i as u32))).collect(),
@@ -250,7 +248,7 @@ pub fn lay<'a>(
     });
     let logits = lower.view(plan.logits);
     let hidden = plan.hidden().map(|hidden| lower.view(hidden));
-    let head = plan.draft.as_ref().zip(of_head_ops).map(|(draft, lists)| Head {
+    let head = plan.draft.as_ref().zip(head_lists).map(|(draft, lists)| Head {
         lists,
         source: lower.view(draft.source),
         input: lower.view(draft.input),
@@ -258,9 +256,8 @@ pub fn lay<'a>(
         hidden: plan.draft_hidden().map(|hidden| lower.view(hidden)),
     });
 
-    let of_head_lists = head.iter().map(|head| &head.lists);
-    let all =
-        slotted.iter().chain([&lists]).chain(of_head_lists).flat_map(|lists| lists.nodes.iter().chain(&lists.few));
+    let all = slotted.iter().chain([&lists]).chain(head.iter().map(|head| &head.lists));
+    let all = all.flat_map(|lists| lists.nodes.iter().chain(&lists.few));
     let needs = Needs::of(all, limits, context.sms);
     let mut memory = vec![arena, cache_memory, state_memory, room, delta];
     let slotted = slotted.zip(hot).map(|(lists, (experts, tables))| {
@@ -274,7 +271,7 @@ pub fn lay<'a>(
         memory.push(memory_);
         Ok::<_, CompileError>(ptr)
     };
-    let [x_bytes, hidden_bytes, shared_bytes] = most_of(plan, of_head.as_ref(), |plan| batch::scratch(plan, limits));
+    let [x_bytes, hidden_bytes, shared_bytes] = most_of(plan, head_plan.as_ref(), |plan| batch::scratch(plan, limits));
     let batch = BatchScratch {
         x: scratch("packed activations", x_bytes / 4)?,
         x_bytes,
@@ -282,7 +279,7 @@ pub fn lay<'a>(
         shared: scratch("scratch of products", shared_bytes / 4)?,
     };
     let wide = |plan: &Plan| [wide::most_packed(plan, limits), wide::most_sums(plan, limits, context.sms) / 4];
-    let [packed_bytes, n_wide_sums] = if is_wide { most_of(plan, of_head.as_ref(), wide) } else { [0; 2] };
+    let [packed_bytes, n_wide_sums] = if is_wide { most_of(plan, head_plan.as_ref(), wide) } else { [0; 2] };
     let n_further = wide::most_further(needs.pairs, needs.n_expert);
     let further = scratch("expert lists", 3 * n_further)?;
     let scratch = Scratch {

@@ -20,6 +20,7 @@ mod handover;
 mod host;
 pub mod hot;
 mod launch;
+mod lists;
 mod matmul;
 mod nodes;
 mod nvrtc;

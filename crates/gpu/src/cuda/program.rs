@@ -10,15 +10,15 @@ use std::time::Instant;
 use model::plan::Buf;
 
 use super::args;
-use super::drafts::{MAX_RUN, Slots};
+use super::drafts::Slots;
 use super::driver::{Context, DriverError, Graph, Memory, Pinned, Stream};
 use super::encode::{Encoder, Kernels, RopeView, Scratch};
-use super::few::MAX_ROWS;
 use super::few_launch::Half;
 use super::gate::Gate;
 use super::handover::{self, Lane};
 use super::host::Host;
 use super::hot::{self, Layout};
+use super::lists::{Head, List, Lists, list};
 use super::nodes::{ATTEND_PAGES, HostNode, MAX_SPLITS, Node, RouteNode, StateView, View};
 use super::pick::Picker;
 use super::tables::{Counts, Tables};
@@ -79,62 +79,6 @@ pub struct Plain {
     /// Each buffer.
     pub views: Vec<View>,
     pub inputs: Inputs,
-}
-
-/// A draft head.
-pub struct Head {
-    pub lists: Lists,
-    /// The model's rows that it may be given.
-    pub source: View,
-    /// What a step of it is given.
-    pub input: View,
-    pub logits: View,
-    pub hidden: Option<View>,
-}
-
-/// The nodes of a program.
-pub struct Lists {
-    /// Of steps of any number of tokens.
-    pub nodes: Vec<Node>,
-    /// Of steps of at most [`MAX_ROWS`] tokens.
-    pub few: Vec<Node>,
-    /// Of steps of up to `most` tokens; empty where such steps take `nodes`.
-    pub batch: Vec<Node>,
-    pub most: usize,
-}
-
-impl Lists {
-    /// Those of a list.
-    pub fn nodes(&self, list: List) -> &[Node] {
-        match list {
-            List::All => &self.nodes,
-            List::Few => &self.few,
-            List::Batch => &self.batch,
-        }
-    }
-
-    fn all(&self) -> [&[Node]; 3] {
-        [List::All, List::Few, List::Batch].map(|list| self.nodes(list))
-    }
-}
-
-/// A program's list of nodes that a step takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum List {
-    All = 0,
-    Few = 1,
-    Batch = 2,
-}
-
-/// The list that a step takes; `has_drafts`: its chunks are a token with drafts, or rows of a draft head. Short prompts
-/// take that of long ones, whose products round activations less.
-pub fn list(counts: Counts, longest: usize, has_drafts: bool, lists: &Lists) -> List {
-    match counts.tokens {
-        _ if longest > if has_drafts { MAX_RUN } else { 1 } => List::All,
-        ..=MAX_ROWS => List::Few,
-        n if n <= lists.most => List::Batch,
-        _ => List::All,
-    }
 }
 
 /// What a step's launches depend on.
@@ -252,6 +196,11 @@ impl CudaProgram {
     /// Whether the host may have a share in the step in flight. The draft head's experts are on the device.
     fn has_host(&self) -> bool {
         self.parts.host.is_some() && !self.batch.is_draft()
+    }
+
+    /// Whether the routing of the step in flight is traced: the draft head's is not.
+    fn traces_step(&self) -> bool {
+        self.is_traced && !self.batch.is_draft()
     }
 
     fn cuts(&self, list: List) -> &[usize] {
@@ -446,9 +395,7 @@ impl CudaProgram {
         for (i, node) in nodes.iter().enumerate().take(end).skip(first) {
             encoder.node(node)?;
             self.mark(i + 1)?;
-            if let (Some(route), Some((trace, _)), true) =
-                (node.route(), &self.trace, self.is_traced && !self.batch.is_draft())
-            {
+            if let (Some(route), Some((trace, _)), true) = (node.route(), &self.trace, self.traces_step()) {
                 let (at, len) = self.trace_place(route, shape.counts);
                 // SAFETY: the ids were just queued, and the trace has room for every router's at the limits.
                 unsafe { parts.stream.copy(trace.ptr() + at as u64, route.ids.ptr, len)? };
@@ -485,7 +432,7 @@ impl CudaProgram {
     /// Queues the copies of what a step returns.
     fn fetch(&mut self, counts: Counts) -> Result<(), DriverError> {
         let (logits, [hidden, all_hidden]) = (self.logits(), self.hidden());
-        let is_traced = self.is_traced && !self.batch.is_draft();
+        let is_traced = self.traces_step();
         let parts = &mut self.parts;
         let faults = parts.tables.step(counts).faults;
         // SAFETY: the views lie in the program's arena with at least so many rows; the host reads after it has waited.
@@ -745,7 +692,7 @@ impl Program for CudaProgram {
             host.finish_step()?;
         }
         self.read_faults(self.batch.chunks.len());
-        if self.is_traced && !self.batch.is_draft() {
+        if self.traces_step() {
             self.read_routing();
         }
         let n_rows = self.batch.rows.len();

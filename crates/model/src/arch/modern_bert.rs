@@ -45,23 +45,23 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
     let Dims { n_kv, d_k, d_v, eps, .. } = dims;
     let cache = b.whole().cache(CacheDecl { n_kv, d_k, d_v, v_in_k: false, window: None });
     let x = parts::embed(&mut b, &dims)?;
-    let x = norm(&mut b, x, "token_embd_norm", eps, "embedded")?;
+    let x = b.centered_norm(x, "token_embd_norm", eps, "embedded")?;
     for (layer, window) in windows.into_iter().enumerate() {
         b.layer(Some(layer as u32));
         let name = format!("blk.{layer}.attn_norm");
         // The embeddings of the first layer are normalized already.
-        let h = if layer == 0 && !b.has(&format!("{name}.weight")) { x } else { norm(&mut b, x, &name, eps, "h")? };
+        let h = if layer == 0 && !b.has(&format!("{name}.weight")) { x } else { b.centered_norm(x, &name, eps, "h")? };
         let rope = if window.is_some() { rope_windowed } else { rope };
         let attn = Attention { window, cache: Some(cache), ..Attention::plain(rope, d_k) };
         let y = parts::attend(&mut b, &dims, attn, layer, h)?;
         b.push(Op::Add { x, y });
-        let h = norm(&mut b, x, &format!("blk.{layer}.ffn_norm"), eps, "f")?;
+        let h = b.centered_norm(x, &format!("blk.{layer}.ffn_norm"), eps, "f")?;
         let y = feed_forward(&mut b, &dims, (d_ff, act), layer, h)?;
         b.push(Op::Add { x, y });
     }
     b.layer(None);
     let rows = parts::select(&mut b, &dims, x, "last");
-    let rows = norm(&mut b, rows, "output_norm", eps, "final")?;
+    let rows = b.centered_norm(rows, "output_norm", eps, "final")?;
     // The head that predicts masked words is of no use.
     b.finish(rows, |name| ["head.", "decoder.", "cls.weight", "cls.norm."].iter().any(|part| name.starts_with(part)))
 }
@@ -90,15 +90,6 @@ fn windows(keys: &Keys, n_layer: usize) -> Result<Vec<Option<usize>>, Error> {
         false => Some(keys.count_or_zero(WINDOW, MAX_CONTEXT)?).filter(|&n| n > 0),
     };
     Ok(windowed.into_iter().map(|is| window.map(both_ways).filter(|_| is)).collect())
-}
-
-/// A layer norm without a bias.
-fn norm(b: &mut Builder, x: Buf, name: &str, eps: f32, out: &str) -> Result<Buf, Error> {
-    let (rows, width) = b.shape(x);
-    let w = b.vector(&format!("{name}.weight"), width)?;
-    let centered = b.buf("centered", rows, width);
-    b.push(Op::Center { x, out: centered });
-    Ok(b.rms_norm(centered, w, eps, out))
 }
 
 /// `down(act(gate(h)) ⊙ up(h))`; the matrix of the gate stands above the other.

@@ -284,14 +284,22 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// When a tensor is missing or has another length.
     pub fn layer_norm(&mut self, x: Buf, name: &str, eps: f32, out: &str) -> Result<Buf, Error> {
-        let BufDecl { rows, width, .. } = *self.plan.buf(x);
-        let w = self.vector(&format!("{name}.weight"), width)?;
-        let bias = self.vector(&format!("{name}.bias"), width)?;
-        let centered = self.buf("centered", rows, width);
-        self.push(Op::Center { x, out: centered });
-        let out = self.rms_norm(centered, w, eps, out);
+        let out = self.centered_norm(x, name, eps, out)?;
+        let bias = self.vector(&format!("{name}.bias"), self.plan.buf(x).width)?;
         self.push(Op::AddBias { x: out, w: bias });
         Ok(out)
+    }
+
+    /// The same without a bias.
+    ///
+    /// # Errors
+    /// When the tensor is missing or has another length.
+    pub fn centered_norm(&mut self, x: Buf, name: &str, eps: f32, out: &str) -> Result<Buf, Error> {
+        let BufDecl { rows, width, .. } = *self.plan.buf(x);
+        let w = self.vector(&format!("{name}.weight"), width)?;
+        let centered = self.buf("centered", rows, width);
+        self.push(Op::Center { x, out: centered });
+        Ok(self.rms_norm(centered, w, eps, out))
     }
 
     /// Appends `out = x·wᵀ + bias` with the tensors `NAME.weight`, of this shape, and `NAME.bias` and returns the buffer

@@ -69,9 +69,7 @@ impl EngineSetup {
     /// # Errors
     /// As [`EngineSetup::of`].
     pub fn drafting(args: &EngineArgs, draft: DraftArgs) -> Result<EngineSetup> {
-        let flag = device::of_cpu(&args.step);
-        let device = Device::choose(args.backend, Prefer::Gpu, args.step.first_device(args.device)?, flag)?;
-        Ok(EngineSetup { threads: args.threads, ctx: args.ctx, draft, ..EngineSetup::on(device, args.step) })
+        Ok(EngineSetup { draft, ..EngineSetup::of(args, Prefer::Gpu)? })
     }
 
     /// Returns the same, with memory kept for an image encoder where memory is promised.

@@ -101,13 +101,8 @@ impl Encoder<'_> {
             let AttendNode { qkv: module, rope, eps, .. } = *node;
             let windowed = node.attention.cache.windowed;
             self.qkv(&QkvNode { module, parts: vec![k, v], rope, eps, windowed })?;
-            return self.attend_rows(
-                node,
-                n_tokens,
-                node.splits(n_tokens, self.most_pages, self.sms),
-                false,
-                Keys::Own,
-            );
+            let n_splits = node.splits(n_tokens, self.most_pages, self.sms);
+            return self.attend_rows(node, n_tokens, n_splits, false, Keys::Own);
         }
         let (node, is_short) = &node.sized(n_tokens, self.most_pages, self.sms);
         let mut n_splits = node.splits(n_tokens, self.most_pages, self.sms);
