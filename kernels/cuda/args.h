@@ -420,13 +420,13 @@ struct Router {
 struct FewExperts {
     Experts op;
     Route route;
-    u32 each, reserved;
+    u32 each, stages;
     const float* shared_norm; // [k], or null: weights of its own norm over the same row
 };
 struct FewDown {
     ExpertsDown op;
     Route route;
-    u32 each, reserved;
+    u32 each, stages;
     float* shared_out; // [rows, n], or null: its product goes there and not into the sum
 };
 

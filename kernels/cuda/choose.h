@@ -7,8 +7,9 @@
 #include "cuda/best.h"
 #include "cuda/common.h"
 
-// Most experts of a row.
+// Most experts of a row, and most rows whose experts are chosen so.
 #define MAX_CHOSEN 32
+#define MAX_LATE_ROWS 8
 
 // Sums of logits are integers in units of 2^-32, in copies (`few_launch.rs`), which blocks take in turn so that fewer
 // of them meet. A part of a sum is below 2^23, and there are at most 256: a larger one, or NaN, counts as no number.

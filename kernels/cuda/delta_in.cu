@@ -62,14 +62,26 @@ KERNEL __launch_bounds__(THREADS) delta_in(const __grid_constant__ DeltaIn a) {
             if (i < width && (u32)r >= kept) state[(u64)(r - kept) * a.d + first + i] = rows[j][r];
         }
     }
+    float next[CHANNELS];
+    const auto load = [&](u32 t) {
+#pragma unroll
+        for (int j = 0; j < CHANNELS; j++) {
+            const u32 i = j * THREADS + threadIdx.x;
+            next[j] = a.x[(u64)(c.first + t) * a.d + first + (i < width ? i : 0)];
+        }
+    };
+    load(0);
 #pragma unroll 1
     for (u32 t = 0; t < c.len; t++) {
         const u64 token = c.first + t;
-        float y[CHANNELS], sum = 0.0f;
+        float y[CHANNELS], sum = 0.0f, x[CHANNELS];
+#pragma unroll
+        for (int j = 0; j < CHANNELS; j++) x[j] = next[j];
+        if (t + 1 < c.len) load(t + 1);
 #pragma unroll
         for (int j = 0; j < CHANNELS; j++) {
             const u32 i = j * THREADS + threadIdx.x, channel = first + (i < width ? i : 0);
-            const float now = a.x[token * a.d + channel];
+            const float now = x[j];
             float v = w[j][STATE_ROWS] * now;
 #pragma unroll
             for (int r = 0; r < STATE_ROWS; r++) v += w[j][r] * rows[j][r];

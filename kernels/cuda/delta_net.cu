@@ -45,7 +45,6 @@ __device__ __forceinline__ void copy_async(float* to, const float* from) {
 template <bool HAS_DRAFTS>
 __device__ __forceinline__ void delta_net_of(const DeltaNet& a, Staged (&staged)[2]) {
     PDL_LAUNCH();
-    PDL_WAIT();
     const Chunk c = a.step.chunks[blockIdx.z];
     const u32 head = blockIdx.y, d_v = a.d_v;
     const u32 k_head = a.tiled ? head % a.n_k_head : head / (a.n_v_head / a.n_k_head);
@@ -105,7 +104,7 @@ __device__ __forceinline__ void delta_net_of(const DeltaNet& a, Staged (&staged)
         }
     }
 
-    // Number 4 * (LANES * i + lane) + j of the column.
+    // Number 4 * (LANES * i + lane) + j of the column. The slot is this kernel's alone, and older than the kernels ahead.
     float* state = slot + (u64)head * D_K * d_v + (is_real ? column : 0);
     const auto row_of = [&](int i, int j) { return 4 * (LANES * i + lane) + j; };
     float4 s[EACH];
@@ -217,11 +216,15 @@ __device__ __forceinline__ void delta_net_of(const DeltaNet& a, Staged (&staged)
     const u32 n_replay = HAS_DRAFTS ? c.n_replay : 0, n_draft = HAS_DRAFTS ? c.n_draft : 0;
     const bool is_beside = HAS_DRAFTS && a.beside_tiles && n_draft == 0;
     const u32 n_own = is_beside ? 0 : c.len - n_draft;
-    if (is_beside && n_replay == 0) return;
+    if (is_beside && n_replay == 0) {
+        PDL_WAIT();
+        return;
+    }
 #pragma unroll 1
     for (u32 phase = HAS_DRAFTS ? 0 : 1; phase < (HAS_DRAFTS ? 3 : 2); phase++) {
         const u32 n = phase == 0 ? n_replay : phase == 1 ? n_own : n_draft, of = phase == 2 ? n_own : 0;
         const Source from = phase == 0 ? replayed() : given(of);
+        if (phase == 1) PDL_WAIT();
         is_read = phase > 0;
         out = a.out + ((u64)(c.first + of) * a.n_v_head + head) * d_v + column;
         const float* q = is_read ? a.q + (u64)(c.first + of) * n_k : nullptr;

@@ -64,8 +64,8 @@ __device__ __forceinline__ float few_factor(const Prologue& p, const float* squa
 }
 
 // Packed columns come to shared memory: words of a column `words` pieces of 16 bytes behind those of the one before,
-// then scales, `scales` pieces of 8; and what their rows' parts saw, as few_squares leaves it. Called by a block of 16
-// warps, whose thread 0 has begun the barrier, which is not waited for here.
+// then scales, `scales` pieces of 8; and what their rows' parts saw, as few_squares leaves it. Called by a block, whose
+// thread 0 has begun the barrier, which is not waited for here.
 __device__ __forceinline__ void few_take(const FewShared& s, const Columns& c, u32 n_cols, u32 k, u32 cols, u32 words,
                                          u32 scales, u32 barrier) {
     const u32 runs = ((k + 15) / 16 + 31) / 32 * 32;
@@ -80,13 +80,14 @@ __device__ __forceinline__ void few_take(const FewShared& s, const Columns& c, u
         }
     }
     if (c.squares == nullptr) return;
-    for (u32 i = threadIdx.x; i < 16 * cols; i += blockDim.x) {
-        const u32 col = i / 16;
+    const u32 warps = blockDim.x / 32;
+    for (u32 i = threadIdx.x; i < warps * cols; i += blockDim.x) {
+        const u32 col = i / warps, first = i - col * warps;
         float sum = 0.0f;
-        for (u32 part = i % 16; col < n_cols && part < c.n_squares; part += 16) {
+        for (u32 part = first; col < n_cols && part < c.n_squares; part += warps) {
             sum += c.squares[col * c.n_squares + part];
         }
-        s.squares[FEW_WARPS * col + i % 16] = sum;
+        s.squares[FEW_WARPS * col + first] = sum;
     }
 }
 
@@ -117,6 +118,43 @@ __device__ __forceinline__ void few_stage(const Staged<W, COLS>& staged, u32 col
     }
 }
 
+// The calling warp saw nothing of `cols` columns yet.
+__device__ __forceinline__ void few_saw_nothing(const FewShared& s, u32 cols) {
+    if (threadIdx.x % 32 < cols) s.squares[FEW_WARPS * (threadIdx.x % 32) + threadIdx.x / 32] = 0.0f;
+    __syncwarp();
+}
+
+// Stages `cols` columns: `n_cols` rows, `stride` apart, after their prologue, then zeros. A thread takes eight numbers of
+// a row at a time, which `put(col, run, half, v)` gets; called by `threads` threads in whole warps, of which this is
+// number `thread`. What each warp saw of a normed row is added in `s.squares`.
+template <class W, bool HAS_GATES, class Put>
+__device__ __forceinline__ void few_stage_rows(const FewShared& s, const float* x, u64 stride, const Prologue& p,
+                                               u32 n_cols, u32 cols, u32 k, u32 thread, u32 threads, const Put& put) {
+    const u32 n = ((k + 15) / 16 + 31) / 32 * 64, warp = threadIdx.x / 32;
+    // `n` is a multiple of 64, so that a warp is here as a whole, with one row.
+#pragma unroll 1
+    for (u32 at = thread; at < cols * n; at += threads) {
+        const u32 col = at / n, i = at - col * n;
+        const bool is_there = col < n_cols;
+        float v[8];
+        load8<8>(x + col * stride, true, is_there ? k : 0, 8 * i, v);
+        if (p.kind == NORMED) {
+            float w[8], sum = 0.0f;
+            load8<8>(p.w, true, k, 8 * i, w);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                sum += v[j] * v[j];
+                v[j] *= w[j];
+            }
+            sum = warp_sum(sum);
+            if (threadIdx.x % 32 == 0) s.squares[FEW_WARPS * col + warp] += sum;
+        } else if (HAS_GATES && p.kind != PLAIN) {
+            Staged<W, 1>::gate(p, col, is_there && 8 * i < k, 8 * i, v);
+        }
+        put(col, i / 2, i % 2, v);
+    }
+}
+
 // The rows of a warp: `n` from `first` on, of those of the block.
 struct FewRows {
     u32 first, n;
@@ -126,7 +164,8 @@ __device__ __forceinline__ FewRows few_rows_of_warp(u32 count) {
     return {first, min(each, count - first)};
 }
 
-// The warp's rows, of PARTS matrices each, come to shared memory, one matrix behind the other.
+// The warp's rows, of PARTS matrices each, come to shared memory, one matrix behind the other. `is_piece`: its rows of
+// a matrix lie in one tensor. Pieces of two are never copied as one, even where these lie side by side.
 __device__ __forceinline__ void few_barrier(const FewShared& s) {
     if (threadIdx.x % 32 == 0) {
         barrier_init(s.barriers + threadIdx.x / 32 * 8, 1);
@@ -134,7 +173,8 @@ __device__ __forceinline__ void few_barrier(const FewShared& s) {
     }
 }
 template <int PARTS, class From>
-__device__ __forceinline__ void few_copy(const FewShared& s, FewRows rows, u32 row_bytes, const From& from) {
+__device__ __forceinline__ void few_copy(const FewShared& s, FewRows rows, u32 row_bytes, bool is_piece,
+                                         const From& from) {
     const u32 barrier = s.barriers + threadIdx.x / 32 * 8, lane = threadIdx.x % 32;
     if (rows.n == 0) return;
     if (lane == 0) barrier_expect(barrier, PARTS * rows.n * row_bytes);
@@ -142,10 +182,8 @@ __device__ __forceinline__ void few_copy(const FewShared& s, FewRows rows, u32 r
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
         const u32 to = s.at + (PARTS * rows.first + part * rows.n) * row_bytes;
-        // Rows of one matrix are one piece.
-        const u8* piece = from(rows.first, part);
-        if (from(rows.first + rows.n - 1, part) == piece + (rows.n - 1) * row_bytes) {
-            if (lane == 0) bulk_copy(to, piece, rows.n * row_bytes, barrier);
+        if (is_piece) {
+            if (lane == 0) bulk_copy(to, from(rows.first, part), rows.n * row_bytes, barrier);
         } else if (lane < rows.n) {
             bulk_copy(to + lane * row_bytes, from(rows.first + lane, part), row_bytes, barrier);
         }
@@ -202,6 +240,26 @@ __device__ __forceinline__ void few_rows_of_one(const FewShared& s, u32 k, FewRo
     }
 }
 
+// The sums of N values over a warp, N a power of two: a lane gets that of value lane / (32 / N).
+template <int N>
+__device__ __forceinline__ float few_sums(float (&value)[N]) {
+    const u32 lane = threadIdx.x % 32;
+    // Half of the lanes go on with one half of the values, the others with the other.
+#pragma unroll
+    for (int n = N / 2, step = 16; n > 0; n /= 2, step /= 2) {
+        const bool is_upper = lane & step;
+#pragma unroll
+        for (int j = 0; j < n; j++) {
+            const float own = is_upper ? value[n + j] : value[j], other = is_upper ? value[j] : value[n + j];
+            value[j] = own + __shfl_xor_sync(FULL_MASK, other, step);
+        }
+    }
+    float sum = value[0];
+#pragma unroll
+    for (int step = 16 / N; step > 0; step /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, step);
+    return sum;
+}
+
 // The products of the warp's rows with `n_cols` staged columns; `store(i, col, sum)` gets each once.
 template <class W, int COLS, class Store>
 __device__ __forceinline__ void few_rows(const FewShared& s, const Prologue& prologue, u32 n_cols, u32 k, FewRows rows,
@@ -209,11 +267,13 @@ __device__ __forceinline__ void few_rows(const FewShared& s, const Prologue& pro
     const u32 units = (k + W::UNIT - 1) / W::UNIT, runs = ((k + 15) / 16 + 31) / 32 * 32, lane = threadIdx.x % 32;
     const Staged<W, COLS> staged = {s.staged, runs};
     // Of the lane's column.
+    constexpr u32 LANES = 32 / COLS;
+    const u32 own = lane / LANES;
     float r = 0.0f;
 #pragma unroll
     for (int col = 0; col < COLS; col++) {
         const float factor = few_factor(prologue, s.squares, col, k);
-        if (lane == col) r = factor;
+        if (own == col) r = factor;
     }
     if (rows.n > 0) barrier_wait(s.barriers + threadIdx.x / 32 * 8, 0);
 #pragma unroll 1
@@ -228,12 +288,7 @@ __device__ __forceinline__ void few_rows(const FewShared& s, const Prologue& pro
             W::load({at, at, at, k}, unit, raw);
             staged.dot(raw, unit, 0, sum);
         }
-        float mine = 0.0f;
-#pragma unroll
-        for (int col = 0; col < COLS; col++) {
-            const float total = warp_sum(sum[col]);
-            if (lane == col) mine = total;
-        }
-        if (lane < n_cols) store(i, lane, mine * r);
+        const float mine = few_sums(sum);
+        if (lane % LANES == 0 && own < n_cols) store(i, own, mine * r);
     }
 }

@@ -5,9 +5,13 @@
 //
 // Where x comes as packed columns blocks copy these and round nothing.
 //
-// few_long: the same for one row of x and one matrix of so many rows that a block's do not fit in shared memory. A warp
-// takes two rows of the block at a time, in turn with the others, and has `stages` such pairs under way.
+// few_long: the same for one row of x, or up to four, and one matrix of so many rows that a block's do not fit in shared
+// memory. A warp takes two rows of the block at a time, in turn with the others, and has `stages` such pairs under way.
+//
+// few_pack: rows after a gate as packed columns, which otherwise every block would apply to all rows. grid (k / 1024,
+// rounded up, rows), block 128: a thread eight numbers.
 #include "cuda/few.h"
+#include "cuda/columns.h"
 #include "cuda/linear.h"
 #include WEIGHT_HEADER
 #ifdef WEIGHT_B
@@ -21,14 +25,16 @@ __device__ __forceinline__ void few_linear(const Linear& a, const Columns& colum
     typedef typename VecOf<T>::type W;
     const u32 n = (u32)rows_of_parts(a), first = min(block * each, n), count = min(each, n - first);
     const u32 row_bytes = a.k / W::BLOCK * W::BYTES, runs = ((a.k + 15) / 16 + 31) / 32 * 32;
-    const FewShared s = few_shared<W>(shared, FEW_WARPS, COLS, runs);
+    // The last barrier is of packed columns.
+    const FewShared s = few_shared<W>(shared, COLS > 1 ? FEW_WARPS + 1 : FEW_WARPS, COLS, runs);
     const FewRows rows = few_rows_of_warp(count);
     TRACE(0);
-    // Of packed columns: blocks of several columns have fewer warps than there are barriers.
-    const u32 of_columns = s.barriers + 8 * (FEW_WARPS - 1);
+    const u32 of_columns = s.barriers + 8 * FEW_WARPS;
     if (COLS > 1 && threadIdx.x == 0) barrier_init(of_columns, 1);
     few_barrier(s);
-    few_copy<1>(s, rows, row_bytes, [&](u32 i, int) { return linear_row<W>(a, first + i).q; });
+    u64 from = first + rows.first, to = from + max(rows.n, 1u) - 1;
+    const bool is_piece = &part_of(a, from) == &part_of(a, to);
+    few_copy<1>(s, rows, row_bytes, is_piece, [&](u32 i, int) { return linear_row<W>(a, first + i).q; });
     const Staged<W, COLS> staged = {s.staged, runs};
     few_ahead(a.prologue, a.k);
     if constexpr (COLS == 1) {
@@ -66,9 +72,10 @@ __device__ __forceinline__ void few_linear(const Linear& a, const Columns& colum
         if (is_packed) {
             few_take(s, columns, a.rows, a.k, COLS, runs, runs, of_columns);
         } else {
-            float squares[COLS] = {};
-            staged.template spread<HAS_GATES>(a.x, a.k, a.prologue, a.rows, a.k, 0, squares);
-            if (a.prologue.kind == NORMED) few_squares(squares, s.squares);
+            if (a.prologue.kind == NORMED) few_saw_nothing(s, COLS);
+            few_stage_rows<W, HAS_GATES>(
+                s, a.x, a.k, a.prologue, a.rows, COLS, a.k, threadIdx.x, blockDim.x,
+                [&](u32 col, u32 run, u32 half, const float (&v)[8]) { staged.put(col, run, half, v); });
         }
         __syncthreads();
         if (is_packed) barrier_wait(of_columns, 0);
@@ -220,7 +227,20 @@ __device__ __forceinline__ void few_any(const Linear& a, const Columns& columns,
 }
 
 #ifndef WEIGHT_B
-template <class T>
+KERNEL __launch_bounds__(128) few_pack(const __grid_constant__ PackColumns a) {
+    PDL_LAUNCH();
+    PDL_WAIT();
+    const u32 row = blockIdx.y, i = blockIdx.x * 128 + threadIdx.x, runs = column_runs(a.k);
+    const Staged<q4_k_wide, 1> column = {(uint4*)(a.out + (u64)row * column_bytes(a.k)), runs};
+    // Runs are multiples of 32, so that a warp is here as a whole.
+    if (i / 2 >= runs) return;
+    float v[8];
+    load8<8>(a.x + (u64)row * a.k, true, a.k, 8 * i, v);
+    Staged<q4_k_wide, 1>::gate(a.prologue, row, 8 * i < a.k, 8 * i, v);
+    column.put(0, i / 2, i % 2, v);
+}
+
+template <class T, int COLS>
 __device__ __forceinline__ void long_linear(const FewLinear& f) {
     typedef typename VecOf<T>::type W;
     PDL_LAUNCH();
@@ -228,7 +248,7 @@ __device__ __forceinline__ void long_linear(const FewLinear& f) {
     const u32 n = (u32)a.parts[0].n, first = min(blockIdx.x * f.each, n), count = min(f.each, n - first);
     const u32 units = (a.k + W::UNIT - 1) / W::UNIT, runs = ((a.k + 15) / 16 + 31) / 32 * 32;
     const u32 row_bytes = a.k / W::BLOCK * W::BYTES;
-    const FewShared s = few_shared<W>(shared, FEW_WARPS * f.stages, 1, runs);
+    const FewShared s = few_shared<W>(shared, FEW_WARPS * f.stages, COLS, runs);
     const u32 warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
     // Rows are copied with what lies around them up to multiples of 16 bytes.
     const u32 slot_bytes = (2 * row_bytes + 30) / 16 * 16, n_pairs = (count + 1) / 2;
@@ -248,49 +268,64 @@ __device__ __forceinline__ void long_linear(const FewLinear& f) {
             if (warp + stage * warps < n_pairs) copy(warp + stage * warps, stage);
         }
     }
-    const Staged<W, 1> staged = {s.staged, runs};
+    const Staged<W, COLS> staged = {s.staged, runs};
     few_ahead(a.prologue, a.k);
     PDL_WAIT();
-    float squares[1] = {};
-    few_stage(staged, 0, a.x, a.prologue, a.k, threadIdx.x, blockDim.x, squares[0]);
-    if (a.prologue.kind == NORMED) few_squares(squares, s.squares);
+    if (a.prologue.kind == NORMED) few_saw_nothing(s, COLS);
+    few_stage_rows<W, false>(
+        s, a.x, a.k, a.prologue, a.rows, COLS, a.k, threadIdx.x, blockDim.x,
+        [&](u32 col, u32 run, u32 half, const float (&v)[8]) { staged.put(col, run, half, v); });
     __syncthreads();
-    const float factor = few_factor(a.prologue, s.squares, 0, a.k);
-    // Where rows are short a lane keeps its activations.
+    // The lane's row of the pair and column, and what its sum is multiplied by.
+    constexpr u32 LANES = 16 / COLS;
+    const u32 own_row = lane / 16, own_col = lane % 16 / LANES;
+    float r = 0.0f;
+#pragma unroll
+    for (int col = 0; col < COLS; col++) {
+        const float factor = few_factor(a.prologue, s.squares, col, a.k);
+        if (own_col == col) r = factor;
+    }
+    // Where rows are short a lane keeps the activations of one column.
     typename Staged<W, 1>::Held x;
-    if (lane < units) staged.hold(lane, x);
+    const Staged<W, 1> first_column = {s.staged, runs};
+    if (COLS == 1 && lane < units) first_column.hold(lane, x);
     u32 stage = 0, parity = 0;
 #pragma unroll 1
     for (u32 pair = warp; pair < n_pairs; pair += warps) {
         barrier_wait(barrier(stage), parity);
         const u8* at = s.weights + slot(stage) + begin(pair) % 16;
-        float sums[2] = {};
+        float sums[2 * COLS] = {};
 #pragma unroll 1
         for (u32 unit = lane; unit < units; unit += 32) {
-            if (units > 32) staged.hold(unit, x);
+            if (COLS == 1 && units > 32) first_column.hold(unit, x);
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 // Behind the block's last row lies what was copied before, which is not stored.
                 const u8* row = at + j * row_bytes;
                 typename W::Raw raw;
                 W::load({row, row, row, a.k}, unit, raw);
-                if constexpr (Vec<W>::FORM == FORM_I8) Staged<W, 1>::dot_held(raw, unit, x, sums[j]);
+                if constexpr (Vec<W>::FORM == FORM_I8 && COLS == 1) {
+                    Staged<W, 1>::dot_held(raw, unit, x, sums[j]);
+                } else if constexpr (Vec<W>::FORM == FORM_I8) {
+                    float part[COLS] = {};
+                    staged.dot(raw, unit, 0, part);
+#pragma unroll
+                    for (int col = 0; col < COLS; col++) sums[j * COLS + col] += part[col];
+                }
             }
         }
         __syncwarp();
         if (lane == 0 && pair + f.stages * warps < n_pairs) copy(pair + f.stages * warps, stage);
-        // The lower half of the warp adds up the first, the upper half the second.
-        const bool is_upper = lane >= 16;
-        float sum = (is_upper ? sums[1] : sums[0]) + __shfl_xor_sync(FULL_MASK, is_upper ? sums[0] : sums[1], 16);
-#pragma unroll
-        for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, step);
-        const u32 i = 2 * pair + (is_upper ? 1 : 0);
-        if (lane % 16 == 0 && i < count) linear_store(a, first + i, 0, sum * factor);
+        const float sum = few_sums(sums);
+        const u32 i = 2 * pair + own_row;
+        if (lane % LANES == 0 && i < count && own_col < a.rows) linear_store(a, first + i, own_col, sum * r);
         if (++stage == f.stages) stage = 0, parity ^= 1;
     }
 }
 
-KERNEL __launch_bounds__(512, 1) few_long(const __grid_constant__ FewLinear f) { long_linear<WEIGHT>(f); }
+KERNEL __launch_bounds__(512, 1) few_long1(const __grid_constant__ FewLinear f) { long_linear<WEIGHT, 1>(f); }
+KERNEL __launch_bounds__(512, 1) few_long2(const __grid_constant__ FewLinear f) { long_linear<WEIGHT, 2>(f); }
+KERNEL __launch_bounds__(512, 1) few_long4(const __grid_constant__ FewLinear f) { long_linear<WEIGHT, 4>(f); }
 #endif
 
 #ifdef WEIGHT_B
@@ -312,7 +347,7 @@ KERNEL __launch_bounds__(512, 1) few_long(const __grid_constant__ FewLinear f) {
 #define FEW(BOUNDS, C) KIND(BOUNDS, few_linear, C, false) KIND(BOUNDS, few_gated, C, true)
 #endif
 FEW(__maxnreg__(FEW_REGISTERS), 1)
-FEW(__launch_bounds__(512, 2), 2)
+FEW(__maxnreg__(FEW_REGISTERS), 2)
+FEW(__maxnreg__(FEW_REGISTERS), 4)
 // Sums of many columns take registers.
-FEW(__launch_bounds__(512, 1), 4)
 FEW(__launch_bounds__(512, 1), 8)

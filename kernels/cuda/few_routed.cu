@@ -27,7 +27,8 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_routed(const __grid_constant__ FewRouted f
     const FewRows rows = few_rows_of_warp(ROUTED_ROWS);
     TRACE(0);
     few_barrier(s);
-    few_copy<1>(s, rows, row_bytes, [&](u32 i, int) { return a.parts[0].w.q + (u64)(first + i) * row_bytes; });
+    const auto row_at = [&](u32 i, int) { return a.parts[0].w.q + (u64)(first + i) * row_bytes; };
+    few_copy<1>(s, rows, row_bytes, true, row_at);
     // Columns of the router lie behind the weights, four to a piece; who copied a piece reads it.
     float4* const columns = (float4*)(s.weights + ROUTED_ROWS * row_bytes);
     constexpr u32 QUADS = ROUTED_ROWS / 4, N_PIECES = N_EXPERT * QUADS;

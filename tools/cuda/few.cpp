@@ -467,20 +467,116 @@ static void test_few_pairs(u32 rows, u32 n_used, u32 d, u32 d_ff, bool has_share
     check("few pairs down, shared", sout, want, 2 * VEC_LIMIT);
 }
 
+// Rows after a gate, packed.
+static void test_few_pack(u32 rows, u32 k, u32 kind) {
+    const Array<float> x = normals((size_t)rows * k), gates = normals((size_t)rows * k), gain = normals(128);
+    Prologue p = {};
+    p.kind = kind, p.w = gain.data(), p.gate = gates.data(), p.eps = 1e-2f;
+    p.d_head = 128, p.gate_head = 128, p.gate_row = k;
+    Array<u8> columns((size_t)rows * column_bytes(k));
+    const PackColumns a = {x.data(), p, columns.data(), k, 0};
+    launch({(k + 1023) / 1024, rows, 1}, 128, 0, few_pack, a);
+    const Array<float> want = after(p, x, rows, k);
+    check("few pack", unpacked(columns, rows, k), std::vector<double>(want.begin(), want.end()), 2e-2);
+}
+
 // One matrix of many rows.
-static void test_few_long(u32 k, u32 n, u32 each, u32 stages, u32 threads) {
-    const Array<float> x = normals(k), gain = normals(k), bias = normals(n);
+static void test_few_long(u32 rows, u32 k, u32 n, u32 each, u32 stages, u32 threads) {
+    const Array<float> x = normals((size_t)rows * k), gain = normals(k), bias = normals(n);
     Prologue p = {};
     p.kind = NORMED, p.w = gain.data(), p.eps = 1e-2f;
     const Weights w(n, k);
-    const Array<float> in = after(p, x, 1, k);
-    Array<float> out = normals(n);
-    FewLinear a = {{x.data(), 1, k, 1, 0, p, {}}, each, stages};
+    const Array<float> in = after(p, x, rows, k);
+    Array<float> out = normals((size_t)rows * n);
+    FewLinear a = {{x.data(), rows, k, 1, 0, p, {}}, each, stages};
     a.op.parts[0] = {w.matrix, bias.data(), out.data(), n};
-    launch({(n + each - 1) / each, 1, 1}, threads, FEW_SHARED, few_long, a);
+    const auto kernel = rows == 1 ? few_long1 : rows == 2 ? few_long2 : few_long4;
+    launch({(n + each - 1) / each, 1, 1}, threads, FEW_SHARED, kernel, a);
     std::vector<double> want;
-    for (u32 j = 0; j < n; j++) want.push_back(w.dot(j, in.data(), k) + bias[j]);
+    for (u32 t = 0; t < rows; t++) {
+        for (u32 j = 0; j < n; j++) want.push_back(w.dot(j, &in[(size_t)t * k], k) + bias[j]);
+    }
     check("few long", out, want, 2 * VEC_LIMIT);
+}
+
+// Several rows, experts chosen by logits, each row its own; of the chosen, one that this part of a plan does not have.
+static void test_few_experts_rows(u32 rows, u32 d, u32 d_ff, bool has_shared, u32 each, u32 stages, u32 each_down) {
+    const u32 n_expert = 4, n_used = 3, pairs = rows * n_used, threads = 512;
+    const Array<float> x = normals((size_t)rows * d), share = normals(rows);
+    Array<float> gain = normals(d), logits = normals((size_t)rows * N_EXPERT);
+    for (u32 i = 0; i < rows * N_EXPERT; i++) logits[i] -= i % N_EXPERT > n_expert ? 20 : 0;
+    const Weights gate((u64)n_expert * d_ff, d), up((u64)n_expert * d_ff, d), down((u64)n_expert * d, d_ff);
+    const Weights sgate(d_ff, d), sup(d_ff, d), sdown(d, d_ff);
+    for (float& v : gain) v *= gate.inverse(d);
+    Prologue p = {};
+    p.kind = NORMED, p.w = gain.data(), p.eps = 1e-2f;
+    const Array<float> in = after(p, x, rows, d);
+    const Array<float> gate_bias = normals((size_t)n_expert * d_ff);
+    std::vector<u32> chosen;
+    std::vector<double> worth;
+    for (u32 t = 0; t < rows; t++) {
+        std::vector<u32> order(n_expert + 1);
+        for (u32 e = 0; e <= n_expert; e++) order[e] = e;
+        const float* of = &logits[t * N_EXPERT];
+        std::stable_sort(order.begin(), order.end(), [&](u32 a, u32 b) { return of[a] > of[b]; });
+        double total = 0;
+        for (u32 s = 0; s < n_used; s++) total += exp((double)of[order[s]] - of[order[0]]);
+        for (u32 s = 0; s < n_used; s++) {
+            chosen.push_back(order[s]), worth.push_back(exp((double)of[order[s]] - of[order[0]]) / total * 1.5);
+        }
+    }
+    Array<float> hidden((size_t)pairs * d_ff, NAN), shidden((size_t)rows * d_ff, NAN);
+    FewExperts a = {};
+    a.op.x = x.data(), a.op.w = gate.matrix, a.op.up = up.matrix, a.op.out = hidden.data(), a.op.bias = gate_bias.data();
+    a.op.rows = rows, a.op.n_used = n_used, a.op.n_expert = n_expert, a.op.n = d_ff, a.op.k = d, a.op.prologue = p;
+    a.op.n_shared = has_shared, a.op.shared_n = has_shared ? d_ff : 0;
+    a.op.shared_w = sgate.matrix, a.op.shared_up = sup.matrix, a.op.shared_out = shidden.data();
+    a.route.logits = logits.data(), a.route.n_used = n_used, a.route.scale = 1.5f;
+    a.route.n_local = n_expert;
+    a.each = each, a.stages = stages;
+    const u32 items = (pairs + (has_shared ? rows : 0)) * d_ff, of_block = each * threads / 32;
+    launch({(items + of_block - 1) / of_block, 1, 1}, threads, FEW_SHARED, few_experts_rows, a);
+    std::vector<double> want;
+    for (u32 pair = 0; pair < pairs; pair++) {
+        for (u32 i = 0; i < d_ff; i++) {
+            const u64 at = (u64)chosen[pair] * d_ff + i;
+            const float* const of = &in[(size_t)(pair / n_used) * d];
+            want.push_back(chosen[pair] < n_expert ? act(gate.dot(at, of, d) + gate_bias[at], up.dot(at, of, d)) : 0);
+        }
+    }
+    check("few experts, rows", hidden, want, 4 * VEC_LIMIT);
+    if (has_shared) {
+        want.clear();
+        for (u32 t = 0; t < rows; t++) {
+            const float* const of = &in[(size_t)t * d];
+            for (u32 i = 0; i < d_ff; i++) want.push_back(act(sgate.dot(i, of, d), sup.dot(i, of, d)));
+        }
+        check("few experts, rows, shared", shidden, want, 4 * VEC_LIMIT);
+    }
+    const Array<float> h = normals((size_t)pairs * d_ff), sh = normals((size_t)rows * d_ff);
+    Array<float> to = normals((size_t)rows * d);
+    const Array<float> before = to;
+    Array<u32> faults(1, ~0u), chunk_of(rows, 0);
+    a.route.step.faults = faults.data(), a.route.step.chunk_of = chunk_of.data();
+    FewDown b = {{h.data(), has_shared ? sh.data() : nullptr, share.data(), nullptr, nullptr, down.matrix, sdown.matrix,
+                  nullptr, to.data(), rows, n_used, n_expert, d, d_ff, 1, d_ff, 0},
+                 a.route, each_down, stages, nullptr};
+    const auto kernel = has_shared ? few_down_rows_shared : few_down_rows;
+    launch({(d + each_down - 1) / each_down, rows, 1}, threads, FEW_SHARED, kernel, b);
+    want.clear();
+    for (u32 t = 0; t < rows; t++) {
+        for (u32 i = 0; i < d; i++) {
+            double sum = before[(size_t)t * d + i];
+            for (u32 pair = t * n_used; pair < (t + 1) * n_used; pair++) {
+                if (chosen[pair] == n_expert) continue;
+                sum += worth[pair] * down.dot((u64)chosen[pair] * d + i, &h[(size_t)pair * d_ff], d_ff);
+            }
+            if (has_shared) sum += sigma(share[t]) * sdown.dot(i, &sh[(size_t)t * d_ff], d_ff);
+            want.push_back(sum);
+        }
+    }
+    check("few down, rows", to, want, 2 * VEC_LIMIT);
+    failures += faults[0] != ~0u;
 }
 
 static void test_pair() {
@@ -686,8 +782,18 @@ int main() {
             test_few_experts(2048, 256, true, true, 0, 37, 16, 768);
             test_few_pairs(6, 2, 2048, 256, true, 8, 16);
             test_few_pairs(5, 3, 256, 768, false, 24, 8);
-            if (whole == 2048 || block == 32) test_few_long(block == 32 ? 256 : 2816, 72, 22, 2, 64);
-            test_few_long(2048, 40, 20, 3, 96);
+            if (whole == 2048 || block == 32) test_few_long(1, block == 32 ? 256 : 2816, 72, 22, 2, 64);
+            test_few_long(1, 2048, 40, 20, 3, 96);
+            test_few_long(2, 2048, 40, 20, 2, 96);
+            test_few_pack(3, 2048, GATED_NORM);
+            test_few_pack(2, 384, GATED);
+            test_few_long(3, 2048, 24, 12, 2, 64);
+            test_few_experts_rows(2, 2048, 256, true, 37, 2, 16);
+            test_few_experts_rows(4, 2048, 256, false, 50, 2, 8);
+            test_few_experts_rows(3, 2048, 512, true, 50, 2, 16);
+            test_few_linear("few, 4 gated norm", few_gated4, 4, 2048, 9,
+                            {nullptr, nullptr, GATED_NORM, 128, 128, 2048}, false, 9, 640);
+            test_few_linear("few, 3 packed", few_linear4, 3, 2048, 21, {nullptr, nullptr, NORMED}, true, 11, 640, true);
         }
     }
     if (block != 1) return failures != 0;

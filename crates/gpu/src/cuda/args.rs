@@ -115,12 +115,12 @@ args! {
         linear: Linear, route: Route, counter: Ptr, scale: f32, eps: f32, added: Ptr, added_w: Ptr, sum: Ptr,
         pack: PackColumns,
     }
-    struct FewExperts: 448 { op: Experts, route: Route, each: u32, reserved: u32, shared_norm: Ptr }
+    struct FewExperts: 448 { op: Experts, route: Route, each: u32, stages: u32, shared_norm: Ptr }
     struct PackColumns: 64 { x: Ptr, prologue: Prologue, out: Ptr, k: u32, is_wide: u32 }
     struct FewPairs: 288 {
         op: Experts, columns: Ptr, shared_columns: Ptr, packed: Ptr, shared_packed: Ptr, each: u32, reserved: u32,
     }
-    struct FewDown: 336 { op: ExpertsDown, route: Route, each: u32, reserved: u32, shared_out: Ptr }
+    struct FewDown: 336 { op: ExpertsDown, route: Route, each: u32, stages: u32, shared_out: Ptr }
     struct PostNorm: 88 {
         x: Ptr, out: Ptr, a: Ptr, w_a: Ptr, b: Ptr, w_b: Ptr, w: Ptr, scale: Ptr, rows: u32, d: u32, eps_a: f32, eps_b: f32,
         eps: f32, reserved: u32,

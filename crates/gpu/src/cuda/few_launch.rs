@@ -9,10 +9,12 @@ use super::matmul::vec_unit;
 
 /// Registers of a thread of the kernels for one row.
 const REGISTERS: usize = 56;
+/// Most warps of a block.
+const FEW_WARPS: usize = 20;
 /// Bytes of the barriers, in front of all else.
-const BARRIERS: usize = 20 * 8;
+const BARRIERS: usize = FEW_WARPS * 8;
 /// Bytes of squares of a column.
-const SQUARES: usize = 20 * 4;
+const SQUARES: usize = FEW_WARPS * 4;
 /// Shared memory that the driver takes of each block, and what a kernel may have beside what is counted here.
 const RESERVED: usize = 1024 + 512;
 
@@ -81,6 +83,16 @@ impl Device {
         const _: () = assert!((4 + 4) * REGISTERS <= 512);
         Launch { entry, grid, block: Half::Shared.block(), shared: shared as u32 }
     }
+
+    /// A launch whose blocks fit in half of a multiprocessor: one for each multiprocessor, or more.
+    fn in_waves(self, waves: usize, entry: &'static str, grid: [u32; 3], shared: usize, half: Half) -> Launch {
+        if waves == 1 { self.paired(entry, grid, shared, half) } else { self.doubled(entry, grid, shared) }
+    }
+
+    /// A launch whose blocks may take all of a multiprocessor's memory.
+    fn whole(self, entry: &'static str, grid: [u32; 3], shared: usize) -> Option<Launch> {
+        (shared + 512 <= self.max_shared).then_some(Launch { entry, grid, block: 512, shared: shared as u32 })
+    }
 }
 
 /// Bytes that a run of 16 staged activations takes, for types whose activations have 8 bits (`RUN_BYTES`).
@@ -94,7 +106,9 @@ fn run_bytes(w: WeightType) -> usize {
 
 /// Shared memory for activations of `runs` runs in `cols` columns and `weights` bytes, which begin at a line.
 fn shared(w: WeightType, cols: usize, runs: usize, weights: usize) -> usize {
-    let before = BARRIERS + SQUARES * cols + cols * runs * run_bytes(w);
+    // Packed columns have a barrier of their own.
+    let barriers = BARRIERS + if cols > 1 { 16 } else { 0 };
+    let before = barriers + SQUARES * cols + cols * runs * run_bytes(w);
     before + weights + 128 + 16
 }
 
@@ -133,6 +147,12 @@ fn waves_of(w: WeightType, cols: usize, has_gate: bool) -> usize {
     if is_mma { 4 } else { 1 }
 }
 
+/// Most columns of kernels whose registers let two launches share a multiprocessor.
+const PAIRED_COLS: usize = 4;
+
+/// Numbers of rows that are packed after a gate, before the product.
+pub const PACKED_GATES: std::ops::RangeInclusive<usize> = 3..=4;
+
 /// A launch, and the rows of weights of a block.
 pub type Each = (Launch, u32);
 
@@ -158,14 +178,28 @@ pub fn linear(
     ];
     let (at, cols) = width(rows);
     let row = whole_row(w, k)?;
-    let waves = waves_of(w, cols, has_gate);
-    let (each, bytes) = (1..=waves).find_map(|waves| {
+    let name = NAMES[usize::from(has_gate)][at];
+    let of = |waves: usize| {
         let each = n.div_ceil(waves * device.sms).max(1);
         let bytes = shared(w, cols, runs(k), weights(w, cols, has_gate, each, row)?);
-        (waves == 1 || bytes + 512 <= device.max_shared).then_some((each, bytes))
-    })?;
-    let grid = [n.div_ceil(each) as u32, 1, 1];
-    launch(NAMES[usize::from(has_gate)][at], grid, bytes, cols, device, half).map(|launch| (launch, each as u32))
+        Some((each, bytes, [n.div_ceil(each) as u32, 1, 1]))
+    };
+    if cols <= PAIRED_COLS {
+        // One row that needs two waves has `linear_twice`; blocks of four columns are better large.
+        let most = if cols == 2 { 2 } else { 1 };
+        let paired = (1..=most).find_map(|waves| {
+            let (each, bytes, grid) = of(waves).filter(|&(_, bytes, _)| bytes <= device.half())?;
+            Some((device.in_waves(waves, name, grid, bytes, half), each as u32))
+        });
+        if paired.is_some() || cols == 1 {
+            return paired;
+        }
+    }
+    let most = waves_of(w, cols, has_gate);
+    (1..=most).find_map(|waves| {
+        let (each, bytes, grid) = of(waves)?;
+        device.whole(name, grid, bytes).map(|launch| (launch, each as u32))
+    })
 }
 
 /// As [`linear`] for one row, in twice as many blocks as there are multiprocessors: for matrices that do not fit at
@@ -206,14 +240,19 @@ pub fn routed_sums(n_expert: usize) -> usize {
     LOGIT_COPIES * n_expert + 1
 }
 
-/// `few_long` for one row: `n` rows of weights of one matrix, more than a block holds; also its rows of weights of a
-/// block, and the pairs of rows that a warp has under way.
-pub fn long(w: WeightType, k: usize, n: usize, device: Device) -> Option<(Launch, u32, u32)> {
+/// Most rows of `few_long`.
+pub const LONG_ROWS: usize = 4;
+
+/// `few_long` for up to [`LONG_ROWS`] rows: `n` rows of weights of one matrix, more than a block holds; also its rows of
+/// weights of a block, and the pairs of rows that a warp has under way.
+pub fn long(w: WeightType, rows: usize, k: usize, n: usize, device: Device) -> Option<(Launch, u32, u32)> {
     const WARPS: usize = 16;
+    const NAMES: [&str; 3] = ["few_long1", "few_long2", "few_long4"];
+    let (at, cols) = width(rows);
     let has_bytes = matches!(w.act(), ActKind::Byte32 | ActKind::Block256);
     let row = row_bytes(w, k).filter(|row| has_bytes && (n * row).is_multiple_of(16))?;
     let slot = (2 * row + 30) / 16 * 16;
-    let fixed = shared(w, 1, runs(k), 0);
+    let fixed = shared(w, cols, runs(k), 0);
     let bytes = |stages: usize| fixed + (stages - 1) * BARRIERS + WARPS * stages * slot;
     let stages = (2..=4).rev().find(|&stages| bytes(stages) <= device.half());
     // Where not even two pairs fit in half of the memory, all of it is taken by matrices that run so long that nothing
@@ -223,7 +262,8 @@ pub fn long(w: WeightType, k: usize, n: usize, device: Device) -> Option<(Launch
     let stages = stages.or_else(|| (2..=3).rev().find(whole))?;
     let each = n.div_ceil(device.sms).next_multiple_of(2);
     let grid = [n.div_ceil(each) as u32, 1, 1];
-    let launch = Launch { entry: "few_long", grid, block: 32 * WARPS as u32, shared: bytes(stages) as u32 };
+    let entry = *NAMES.get(at)?;
+    let launch = Launch { entry, grid, block: 32 * WARPS as u32, shared: bytes(stages) as u32 };
     Some((launch, each as u32, stages as u32))
 }
 
@@ -242,8 +282,7 @@ pub fn pair(
     // Blocks by bytes, since these are also the work, but for rows on tensor cores, which take little: one for each
     // multiprocessor, or two where these are too long.
     let total = n[0] * row[0] + n[1] * row[1];
-    let waves = if cols == 1 { 2 } else { waves_of(w[0], cols, false) };
-    (1..=waves).find_map(|waves| {
+    let of = |waves: usize| {
         let all = waves * device.sms;
         let b = match weights(w[0], cols, false, 1, 16) {
             Some(16) => n[1] * row[1] * all / total,
@@ -255,28 +294,26 @@ pub fn pair(
         let counts = [0, 1].map(|i| n[i].div_ceil(each[i]) as u32);
         let of = |i: usize| Some(shared(w[i], cols, runs(k), weights(w[i], cols, false, each[i], row[i])?));
         let bytes = of(0)?.max(of(1)?);
-        let grid = [counts[0] + counts[1], 1, 1];
-        let launch = match waves {
-            waves if waves == 1 || cols > 1 => launch(NAMES[at], grid, bytes, cols, device, half)?,
-            _ => Some(device.doubled(NAMES[at], grid, bytes)).filter(|_| bytes <= device.half())?,
-        };
-        Some((launch, counts[0], each.map(|n| n as u32)))
+        Some(([counts[0] + counts[1], 1, 1], bytes, counts[0], each.map(|n| n as u32)))
+    };
+    if cols <= PAIRED_COLS {
+        let paired = (1..=if cols < 4 { 2 } else { 1 }).find_map(|waves| {
+            let (grid, bytes, count, each) = of(waves).filter(|&(_, bytes, ..)| bytes <= device.half())?;
+            Some((device.in_waves(waves, NAMES[at], grid, bytes, half), count, each))
+        });
+        if paired.is_some() || cols == 1 {
+            return paired;
+        }
+    }
+    (1..=waves_of(w[0], cols, false)).find_map(|waves| {
+        let (grid, bytes, count, each) = of(waves)?;
+        device.whole(NAMES[at], grid, bytes).map(|launch| (launch, count, each))
     })
 }
 
-fn launch(
-    entry: &'static str,
-    grid: [u32; 3],
-    bytes: usize,
-    cols: usize,
-    device: Device,
-    half: Half,
-) -> Option<Launch> {
-    if cols == 1 {
-        return (bytes <= device.half()).then(|| device.paired(entry, grid, bytes, half));
-    }
-    (bytes + 512 <= device.max_shared).then_some(Launch { entry, grid, block: 512, shared: bytes as u32 })
-}
+/// Most rows whose experts choose in the blocks of `few_experts` and `few_down`: an expert that several rows chose is
+/// read for each of them.
+pub const LATE_ROWS: usize = 4;
 
 /// `few_experts` for one row: `pairs` experts of `n` rows of weights of gate and of up, and a shared one of `n_shared`.
 pub fn experts(
@@ -303,6 +340,26 @@ pub fn experts(
         false => device.doubled(entry, grid, bytes),
     };
     Some((launch, each as u32))
+}
+
+/// `few_experts_rows` for `rows` rows: `n_experts` experts, shared ones counted, of `n` rows of weights of gate and of up
+/// for each; also the rows of weights of a warp, and those that it has under way.
+pub fn experts_rows(
+    w: WeightType,
+    rows: usize,
+    n_experts: usize,
+    [n, k]: [usize; 2],
+    device: Device,
+    half: Half,
+) -> Option<(Launch, u32, u32)> {
+    let row = 2 * whole_row(w, k)?;
+    let warps = half.block() as usize / 32;
+    let bytes = |stages: usize| shared(w, rows, runs(k), warps * stages * row) + (stages - 1) * BARRIERS;
+    let stages = (2..=4).rev().find(|&stages| bytes(stages) <= device.half())?;
+    let each = (rows * n_experts * n).div_ceil(device.sms * warps);
+    let blocks = (rows * n_experts * n).div_ceil(each * warps);
+    let launch = device.paired("few_experts_rows", [blocks as u32, 1, 1], bytes(stages), half);
+    Some((launch, each as u32, stages as u32))
 }
 
 /// `few_down` for one row: `n` rows of weights of `k` numbers for each of `n_used` slots, and of `k_shared` for a
@@ -333,6 +390,38 @@ pub fn down(
         true => (device.paired(entry, grid, bytes, half), each as u32),
         false => (device.doubled(entry, grid, bytes), each as u32),
     })
+}
+
+/// `few_down_rows` for `rows` rows: `n` rows of weights of `k` numbers for each of `n_used` slots, and of a shared expert
+/// where there is one; also the rows of weights of a block, and the tiles that a warp has under way.
+pub fn down_rows(
+    w: WeightType,
+    rows: usize,
+    n_used: usize,
+    has_shared: bool,
+    [n, k]: [usize; 2],
+    device: Device,
+    half: Half,
+) -> Option<(Launch, u32, u32)> {
+    let has_bytes = matches!(w.act(), ActKind::Byte32 | ActKind::Block256);
+    let row = row_bytes(w, k).filter(|_| has_bytes && k.is_multiple_of(256))?;
+    let lanes = if (k / vec_unit(w)).is_multiple_of(8) { 8 } else { 4 };
+    let tile = 32 / lanes;
+    // A block for each multiprocessor.
+    let each = n.div_ceil((device.sms / rows).max(1)).next_multiple_of(tile);
+    let slots = n_used + usize::from(has_shared);
+    let fits = n.is_multiple_of(tile) && (tile * row).is_multiple_of(16);
+    let bytes = |warps: usize, stages: usize| {
+        shared(w, slots, k / 16, warps * stages * tile * row) + 4 * slots * each + (stages - 1) * BARRIERS
+    };
+    let entry = if has_shared { "few_down_rows_shared" } else { "few_down_rows" };
+    let grid = [n.div_ceil(each) as u32, rows as u32, 1];
+    let launch = |stages: usize| {
+        let bytes = Some(bytes(half.block() as usize / 32, stages)).filter(|bytes| *bytes <= device.half())?;
+        Some((device.paired(entry, grid, bytes, half), stages))
+    };
+    let (launch, stages) = (2..=4).rev().find_map(launch).filter(|_| fits)?;
+    Some((launch, each as u32, stages as u32))
 }
 
 /// Warps of a block of `few_pairs`, rows that share its blocks of a shared expert, and most rows of weights of a block
@@ -406,17 +495,17 @@ mod tests {
         assert_eq!((of_down.entry, of_down.grid, each), ("few_down", [128, 1, 1], 16));
         // The product behind the last layer is too long for one wave.
         assert_eq!(linear(q6, 1, 2048, 151_936, false, H200, Half::Shared), None);
-        let (output, each, stages) = long(q6, 2048, 151_936, H200).unwrap();
+        let (output, each, stages) = long(q6, 1, 2048, 151_936, H200).unwrap();
         assert_eq!((output.grid, output.shared, each, stages), ([132, 1, 1], 111_648, 1152, 2));
         // Two pairs of these rows for each warp are more than half of the memory.
-        let (output, each, stages) = long(q6, 2816, 262_144, H200).unwrap();
+        let (output, each, stages) = long(q6, 1, 2816, 262_144, H200).unwrap();
         assert_eq!((output.grid, output.shared, each, stages), ([132, 1, 1], 228_032, 1986, 3));
         // Experts of Gemma 4 26B-A4B, and the dense matrices beside them, take two waves.
         let (up, each) = experts(q4, 8, 2112, [704, 2816], H200, Half::Registers).unwrap();
         assert_eq!((up.grid, up.shared, each), ([263, 1, 1], 100_032, 30));
         let (of_down, each) = down(WeightType::Q8_0, 8, Some(2112), [2816, 704], H200, Half::Shared).unwrap();
         assert_eq!((of_down.entry, of_down.grid, each), ("few_down_shared", [352, 1, 1], 8));
-        assert_eq!(long(q6, 2816, 2048, H200), None);
+        assert_eq!(long(q6, 1, 2816, 2048, H200), None);
         // Experts of eight rows: tiles of 16 rows of weights and of 64.
         let (of_pairs, each) = pairs(q4, true, 64, 0, 768, 2048, H200).unwrap();
         assert_eq!((of_pairs.grid, of_pairs.block, of_pairs.shared, each), ([48 * 64, 1, 1], 128, 43_472, 4));

@@ -378,7 +378,7 @@ impl Encoder<'_> {
             ..Default::default()
         };
         let args = match self.columns(node.columns, rows) {
-            Some(PackedNode { of: columns, norm: Some((next_w, squares)) }) => {
+            Some(PackedNode { of: columns, norm: Some((next_w, squares)), .. }) => {
                 args::Combine { next_w, columns, squares, ..args }
             }
             _ => args,

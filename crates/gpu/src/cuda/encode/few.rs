@@ -19,6 +19,9 @@ use super::{Encoder, RopeView, gated_args, linear_args};
 impl Encoder<'_> {
     pub(super) fn few_linear(&mut self, node: &FewLinearNode) -> Result<(), DriverError> {
         let rows = self.rows(&node.x);
+        if self.few_linear_after_gate(node, rows)? {
+            return Ok(());
+        }
         if rows > few::MAX_ROWS || self.is_batch_of_few(node, rows) {
             return self.few_linear_batch(node, rows);
         }
@@ -38,7 +41,7 @@ impl Encoder<'_> {
             n_squares: node.x.width.div_ceil(few::SUM_THREADS) as u32,
             reserved: 0,
         });
-        if let Some(routed) = node.routed.filter(|_| self.is_late(rows))
+        if let Some(routed) = node.routed.filter(|_| self.is_late(rows, 1))
             && let Some(launch) = few_launch::routed(w.dtype, w.k, w.n, routed.n_expert, device, half)
         {
             self.half = half.next();
@@ -52,9 +55,10 @@ impl Encoder<'_> {
             self.half = half.next();
             return self.run(module, launch, &args::FewLinear { op: a, each, stages: 0, columns });
         }
-        if let (Some(module), None, [part], 1) = (few, second.first(), first.as_slice(), rows)
+        if let (Some(module), None, [part]) = (few, second.first(), first.as_slice())
             && node.prologue.kind <= 1
-            && let Some((launch, each, stages)) = few_launch::long(w.dtype, w.k, part.w.n, device)
+            && rows <= few_launch::LONG_ROWS
+            && let Some((launch, each, stages)) = few_launch::long(w.dtype, rows, w.k, part.w.n, device)
         {
             return self.run(module, launch, &args::FewLinear { op: a, each, stages, columns });
         }
@@ -82,12 +86,35 @@ impl Encoder<'_> {
         self.run_some(rows, node.module, |_| launch, &args::LinearPair { a, b, blocks_a, reserved: 0 })
     }
 
+    /// A product after a gate whose rows are packed by a launch before it, for some numbers of rows. Returns whether it
+    /// is one.
+    fn few_linear_after_gate(&mut self, node: &FewLinearNode, rows: usize) -> Result<bool, DriverError> {
+        let (Some(module), [first, second]) = (node.few, &node.parts) else { return Ok(false) };
+        let (w, (args, n)) = (first[0].w, linear_args(&node.x, rows, first));
+        let fits = node.prologue.kind > few::NORMED
+            && second.is_empty()
+            && few_launch::PACKED_GATES.contains(&rows)
+            && self.is_few_batch(rows, 2);
+        let launch = few_launch::linear(w.dtype, rows, w.k, n.iter().sum(), false, self.device(), self.half);
+        let Some((launch, each)) = launch.filter(|_| fits) else { return Ok(false) };
+        let out = self.scratch.batch.x;
+        self.normed = None;
+        let pack = args::PackColumns { x: node.x.ptr, prologue: node.prologue, out, k: w.k as u32, is_wide: 0 };
+        let grid = [w.k.div_ceil(1024) as u32, rows as u32, 1];
+        self.run(module, Launch { entry: "few_pack", grid, block: 128, shared: 0 }, &pack)?;
+        self.half = self.half.next();
+        let op = args::Linear { add: u32::from(node.add), ..args };
+        let columns = args::Columns { of: out, ..Default::default() };
+        self.run(module, launch, &args::FewLinear { op, each, stages: 0, columns })?;
+        Ok(true)
+    }
+
     /// Whether a product of few rows takes the kernels for more.
     fn is_batch_of_few(&self, node: &FewLinearNode, rows: usize) -> bool {
         let [first, second] = &node.parts;
         let n = [first, second].map(|parts| parts.iter().map(|part| part.w.n).sum());
         let types = [first[0].w.dtype, second.first().unwrap_or(&first[0]).w.dtype];
-        let is_packed = node.columns.is_some_and(|columns| columns.norm.is_some());
+        let is_packed = self.columns(node.columns, rows).is_some_and(|columns| columns.norm.is_some());
         let is_faster = batch::is_from_few(types, n, rows, node.prologue.kind > 1, is_packed);
         let has_kernels = || first.iter().chain(second).all(|part| part.w.batch.is_some());
         is_faster && self.is_few_batch(rows, 1) && has_kernels()
@@ -323,15 +350,16 @@ impl Encoder<'_> {
         if node.added.is_some() && node.logits.is_some() && self.is_few_batch(rows, batch::FROM) {
             return self.router_batch(node, rows);
         }
-        if node.is_routed && self.is_late(rows) {
+        if node.is_routed && self.is_late(rows, 1) {
             return Ok(());
         }
+        let is_late = self.is_late(rows, node.late_rows);
         let (linear, n) = linear_args(&node.x, rows, &node.parts);
         let linear = args::Linear { prologue: node.prologue, ..linear };
         let args = args::Router {
             linear,
             route: self.route_args(&node.route),
-            counter: if node.is_late && self.is_late(rows) { 0 } else { node.counter },
+            counter: if is_late { 0 } else { node.counter },
             scale: node.scale,
             ..Default::default()
         };
@@ -342,7 +370,7 @@ impl Encoder<'_> {
             }
             None => args,
         };
-        let packs = node.packs.filter(|_| self.is_few_batch(rows, 2));
+        let packs = node.packs.filter(|_| !is_late && self.is_few_batch(rows, 2));
         let pack = packs.map(|(of, prologue)| self.pack_args(&of, prologue));
         let args = args::Router { pack: pack.unwrap_or_default(), ..args };
         let blocks = (n.iter().sum::<usize>() + if pack.is_some() { rows } else { 0 }) as u32;
@@ -357,19 +385,20 @@ impl Encoder<'_> {
         let rows = self.rows(&node.experts.x);
         let (sms, device, half) = (self.sms, self.device(), self.half);
         let ExpertsNode { gate, n_expert, n_used, hidden, .. } = node.experts;
-        if let (Some(dense), Some(late), true) = (node.dense, node.late, self.is_late(rows)) {
-            let shape = [gate.n, gate.k];
-            if let Some((launch, each)) = few_launch::experts(gate.dtype, n_used, dense.gate.n, shape, device, half) {
+        let late = node.late.filter(|late| self.is_late(rows, late.rows));
+        if let (Some(dense), Some(late)) = (node.dense, late) {
+            let (shape, n_dense) = ([gate.n, gate.k], dense.gate.n);
+            if let Some((launch, each)) = few_launch::experts(gate.dtype, n_used, n_dense, shape, device, half) {
                 self.half = half.next();
                 let op =
                     args::Experts { out: hidden.ptr, prologue: node.prologue, ..dense.beside(up_args(node, rows)) };
-                let route = self.late_args(&late);
-                let args = args::FewExperts { op, route, each, reserved: 0, shared_norm: dense.prologue.w };
+                let route = self.late_args(&late, rows);
+                let args = args::FewExperts { op, route, each, stages: 0, shared_norm: dense.prologue.w };
                 return self.run(late.module, launch, &args);
             }
         }
         // The other kernels for few rows have no second norm.
-        let pairs = self.pairs(node.pairs, &node.experts, rows);
+        let pairs = self.pairs(node.pairs, &node.experts, rows).filter(|_| late.is_none());
         let is_beside = |dense: &DenseUp| dense.is_shared && rows <= few::MAX_ROWS && pairs.is_none();
         let beside = node.dense.filter(is_beside);
         if let (Some(DenseUp { gate, up, act, out, prologue, .. }), None) = (node.dense, beside) {
@@ -389,14 +418,20 @@ impl Encoder<'_> {
         let args = beside.map_or(args, |dense| dense.beside(args));
         let each = n_used + usize::from(args.n_shared > 0);
         let shared_n = if node.shared.is_some() { gate.n } else { 0 };
-        if let Some(late) = node.late.filter(|_| self.is_late(rows))
-            && let Some((launch, each)) =
-                few_launch::experts(gate.dtype, n_used, shared_n, [gate.n, gate.k], device, half)
-        {
+        let shape = [gate.n, gate.k];
+        let late_launch = late.and_then(|late| {
+            let (launch, each, stages) = if rows == 1 {
+                let (launch, each) = few_launch::experts(gate.dtype, n_used, shared_n, shape, device, half)?;
+                (launch, each, 0)
+            } else {
+                few_launch::experts_rows(gate.dtype, rows, n_used + usize::from(shared_n > 0), shape, device, half)?
+            };
+            Some((late, launch, each, stages))
+        });
+        if let Some((late, launch, each, stages)) = late_launch {
             self.half = half.next();
-            let route = self.late_args(&late);
-            let args = args::FewExperts { op: args, route, each, reserved: 0, shared_norm: 0 };
-            return self.run(late.module, launch, &args);
+            let route = self.late_args(&late, rows);
+            return self.run(late.module, launch, &args::FewExperts { op: args, route, each, stages, shared_norm: 0 });
         }
         let launch = |rows| matmul::experts(gate.dtype, rows, each, n_expert, gate.n, gate.k, true, sms);
         self.run_some(rows, gate.module, launch, &args)
@@ -404,10 +439,10 @@ impl Encoder<'_> {
 
     pub(super) fn experts_down(&mut self, node: &DownNode) -> Result<(), DriverError> {
         let rows = self.rows(&node.x);
-        let late = node.late.filter(|_| self.is_late(rows));
+        let late = node.late.filter(|late| self.is_late(rows, late.rows));
         // A dense product that has no place in the launch.
         let is_late = late.is_some() && self.down_with(node).is_some();
-        let pairs = self.pairs(node.pairs, &node.experts, rows);
+        let pairs = self.pairs(node.pairs, &node.experts, rows).filter(|_| late.is_none());
         let is_other = node.other.is_some() && rows <= few::MAX_ROWS && pairs.is_none();
         let apart = node.dense.as_ref().filter(|_| !is_late && !is_other);
         if let Some(dense) = apart {
@@ -443,13 +478,21 @@ impl Encoder<'_> {
             reserved: 0,
         };
         let (device, half, k_shared) = (self.device(), self.half, beside.map(|(w, _)| w.k));
-        if let Some(late) = late
-            && let Some((launch, each)) = few_launch::down(down.dtype, n_used, k_shared, [down.n, down.k], device, half)
-        {
+        let late_launch = late.and_then(|late| {
+            let shape = [down.n, down.k];
+            let (launch, each, stages) = if rows == 1 {
+                let (launch, each) = few_launch::down(down.dtype, n_used, k_shared, shape, device, half)?;
+                (launch, each, 0)
+            } else {
+                few_launch::down_rows(down.dtype, rows, n_used, k_shared.is_some(), shape, device, half)?
+            };
+            Some((late, launch, each, stages))
+        });
+        if let Some((late, launch, each, stages)) = late_launch {
             self.half = half.next();
-            let route = self.late_args(&late);
+            let route = self.late_args(&late, rows);
             let shared_out = dense.filter(|dense| !dense.add).map_or(0, |dense| dense.parts[0][0].out.ptr);
-            return self.run(late.module, launch, &args::FewDown { op: args, route, each, reserved: 0, shared_out });
+            return self.run(late.module, launch, &args::FewDown { op: args, route, each, stages, shared_out });
         }
         let beside = beside.map(|(w, _)| (w.dtype, w.k));
         let module = node.other.filter(|_| node.dense.is_some()).unwrap_or(node.module);
@@ -468,22 +511,22 @@ impl Encoder<'_> {
         few_launch::down(down.dtype, n_used, k_shared, [down.n, down.k], self.device(), self.half)
     }
 
-    /// Whether the blocks of the experts choose, and no launch before them.
-    fn is_late(&self, rows: usize) -> bool {
-        rows == 1 && !self.is_traced
+    /// Whether the blocks of the experts choose, and no launch before them, where they can for up to `most` rows.
+    fn is_late(&self, rows: usize, most: usize) -> bool {
+        (1..=most).contains(&rows) && !self.is_traced
     }
 
     /// The packed columns that one node puts out and the next one reads, for so many rows.
     pub(super) fn columns(&self, packed: Option<PackedNode>, rows: usize) -> Option<PackedNode> {
         packed.filter(|packed| match packed.norm {
-            Some(_) => self.is_few_batch(rows, 2),
-            None => (2..=few::MAX_ROWS).contains(&rows),
+            Some(_) => self.is_few_batch(rows, packed.from),
+            None => (packed.from..=few::MAX_ROWS).contains(&rows),
         })
     }
 
-    fn late_args(&self, late: &Late) -> args::Route {
+    fn late_args(&self, late: &Late, rows: usize) -> args::Route {
         let args = self.route_args(&late.route);
-        match late.sums {
+        match late.sums.filter(|_| rows == 1) {
             Some(Sums { of, n_squares, k, eps }) => {
                 args::Route { n_squares: n_squares as u32, k: k as u32, norm_eps: eps, sums: of, ..args }
             }

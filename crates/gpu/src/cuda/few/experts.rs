@@ -31,8 +31,10 @@ impl Few<'_> {
         let module = self.modules.id(Key::routed(sources::ROUTER, dtype, route.logits.width));
         let mut own_parts = parts.clone();
         own_parts[0].out = route.logits;
-        let mut late = self.late(&route, &experts, moe.shared.is_some_and(|shared| !shared.is_other));
         let added = self.of_router.take();
+        let is_one = added.is_some() || self.dense.is_some() || moe.shared.is_some_and(|shared| shared.is_other);
+        let most_rows = if is_one { 1 } else { few_launch::LATE_ROWS };
+        let mut late = self.late(&route, &experts, moe.shared.is_some_and(|shared| !shared.is_other), most_rows);
         let sums = match &mut late {
             Some(late) if moe.scale.is_none() && added.is_none() => {
                 self.routed(&of_router, parts, &route).inspect(|sums| {
@@ -63,7 +65,7 @@ impl Few<'_> {
             logits: (dtype == WeightType::F32).then(|| self.modules.id(Key::typed(sources::LOGITS, dtype))),
             counter: self.room.counters,
             scale: moe.scale.unwrap_or(1.0),
-            is_late: late.is_some(),
+            late_rows: late.map_or(0, |[up, _]| up.rows),
             packs: pairs.filter(|pairs| pairs.is_packed).map(|_| (experts, of_experts.prologue)),
             added,
             is_routed: sums.is_some(),
@@ -211,9 +213,15 @@ impl Few<'_> {
         Some(down + 1)
     }
 
-    /// Kernels for one row that choose its experts, where shares of the chosen alone are wanted and weights fit in
-    /// shared memory: of gate and up, and of down.
-    fn late(&mut self, route: &RouteNode, experts: &ExpertsNode, has_shared: bool) -> Option<[Late; 2]> {
+    /// Kernels for one row, or up to `most_rows`, that choose its experts, where shares of the chosen alone are wanted
+    /// and weights fit in shared memory: of gate and up, and of down.
+    fn late(
+        &mut self,
+        route: &RouteNode,
+        experts: &ExpertsNode,
+        has_shared: bool,
+        most_rows: usize,
+    ) -> Option<[Late; 2]> {
         let device = self.device?;
         let ExpertsNode { gate, down, n_used, .. } = *experts;
         let (n_shared, k_shared) = if has_shared { (gate.n, Some(down.k)) } else { (0, None) };
@@ -222,14 +230,25 @@ impl Few<'_> {
             && route.router.groups.is_none()
             && route.bias == 0
             && n_used <= 31;
-        let shape = [gate.n, gate.k];
-        few_launch::experts(gate.dtype, n_used, n_shared, shape, device, Half::Shared).filter(|_| is_plain)?;
-        few_launch::down(down.dtype, n_used, k_shared, [down.n, down.k], device, Half::Shared)?;
+        let [up_shape, down_shape] = [gate, down].map(|w| [w.n, w.k]);
+        let fits = |rows: &usize| match *rows {
+            1 => {
+                few_launch::experts(gate.dtype, n_used, n_shared, up_shape, device, Half::Shared).is_some()
+                    && few_launch::down(down.dtype, n_used, k_shared, down_shape, device, Half::Shared).is_some()
+            }
+            rows => [Half::Shared, Half::Registers].into_iter().all(|half| {
+                let n_experts = n_used + usize::from(has_shared);
+                few_launch::experts_rows(gate.dtype, rows, n_experts, up_shape, device, half).is_some()
+                    && few_launch::down_rows(down.dtype, rows, n_used, has_shared, down_shape, device, half).is_some()
+            }),
+        };
+        let rows = (1..=most_rows).take_while(fits).last().filter(|_| is_plain)?;
         let n_expert = route.logits.width;
         let sources = [(sources::FEW_EXPERTS, gate.dtype), (sources::FEW_DOWN, down.dtype)];
         Some(sources.map(|(source, w)| Late {
             module: self.modules.id(Key::routed(source, w, n_expert)),
             route: *route,
+            rows,
             sums: None,
         }))
     }

@@ -73,11 +73,12 @@ impl Few<'_> {
         let Room { attended_columns, normed_columns, normed_squares, .. } = self.room;
         let (columns, row, packed) = match (self.out.last_mut()?, prologue.kind) {
             (Node::Attend(node), 0) => {
-                (&mut node.columns, node.attention.out, PackedNode { of: attended_columns, norm: None })
+                (&mut node.columns, node.attention.out, PackedNode { of: attended_columns, from: 2, norm: None })
             }
             (Node::ExpertsDown(node), NORMED) if node.pairs.is_some() => {
                 let norm = Some((prologue.w, normed_squares));
-                (&mut node.columns, node.x, PackedNode { of: normed_columns, norm })
+                let from = node.late.map_or(0, |late| late.rows).max(1) + 1;
+                (&mut node.columns, node.x, PackedNode { of: normed_columns, from, norm })
             }
             _ => return None,
         };
@@ -97,7 +98,7 @@ impl Few<'_> {
             few_launch::pair(types, 1, w.k, [n(first), n(second)], device, half).filter(|_| !has_gate)?;
             return Some(self.modules.id(Key::pair(sources::FEW_LINEAR, types[0], types[1])));
         }
-        let is_long = || first.len() == 1 && !has_gate && few_launch::long(w.dtype, w.k, w.n, device).is_some();
+        let is_long = || first.len() == 1 && !has_gate && few_launch::long(w.dtype, 1, w.k, w.n, device).is_some();
         let is_twice = || !has_gate && few_launch::linear_twice(w.dtype, w.k, n(first), device).is_some();
         let is_whole = few_launch::linear(w.dtype, 1, w.k, n(first), has_gate, device, half).is_some();
         if !is_whole && !is_long() && !is_twice() {

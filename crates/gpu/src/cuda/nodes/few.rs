@@ -31,6 +31,8 @@ pub struct FewLinearNode {
 #[derive(Clone, Copy, Debug)]
 pub struct PackedNode {
     pub of: Ptr,
+    /// Fewest rows that it is made for.
+    pub from: usize,
     /// Of a row behind a norm: its weights, and where squares of the row's parts are.
     pub norm: Option<(Ptr, Ptr)>,
 }
@@ -136,8 +138,8 @@ pub struct RouterNode {
     pub counter: Ptr,
     /// Of the logits.
     pub scale: f32,
-    /// The experts' blocks choose for one row.
-    pub is_late: bool,
+    /// Most rows whose experts' blocks choose.
+    pub late_rows: usize,
     /// The experts that read packed columns of x, and what is done to it first.
     pub packs: Option<(ExpertsNode, Prologue)>,
     /// What is added to x first: its `out` is the x of this node.
@@ -261,12 +263,14 @@ pub struct PairsNode {
     pub is_packed: bool,
 }
 
-/// Kernels for one row that choose experts by the logits of a router themselves, so that the router need not.
+/// Kernels for few rows that choose experts by the logits of a router themselves, so that the router need not.
 #[derive(Clone, Copy, Debug)]
 pub struct Late {
     pub module: ModuleId,
     pub route: RouteNode,
-    /// Where the product before the router has added up the logits.
+    /// Most rows.
+    pub rows: usize,
+    /// Where the product before the router has added up the logits of one row.
     pub sums: Option<Sums>,
 }
 
