@@ -158,6 +158,20 @@ async fn settings_of_llama_servers_clients_are_taken() {
     let whole = server.ask("/completion", &with(&json!({"prompt": text}))).await;
     let parts = server.ask("/completion", &with(&json!({"prompt": mixed}))).await;
     assert_eq!((&whole["content"], &whole["prompt"]), (&parts["content"], &parts["prompt"]));
+    // Several prompts have a list of answers, each that of its prompt alone.
+    let several = with(&json!({"prompt": ["Once", ids, text]}));
+    let answers = server.ask("/completion", &several).await;
+    let mut streamed = several.clone();
+    streamed["stream"] = json!(true);
+    let events = server.post("/completion", &streamed).await.events().await;
+    for (i, prompt) in several["prompt"].as_array().unwrap().iter().enumerate() {
+        let alone = server.ask("/completion", &with(&json!({"prompt": prompt}))).await;
+        assert_eq!((&answers[i]["content"], &answers[i]["index"]), (&alone["content"], &json!(i)));
+        assert_eq!((&answers[i]["prompt"], &answers[i]["stop_type"]), (&alone["prompt"], &json!("limit")));
+        let mine = events.iter().filter(|event| event["index"] == i);
+        let joined: String = mine.clone().filter_map(|event| event["content"].as_str()).collect();
+        assert_eq!((&json!(joined), mine.filter(|event| event["stop"] == true).count()), (&alone["content"], 1));
+    }
     server.idle().await;
 }
 
