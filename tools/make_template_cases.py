@@ -100,6 +100,8 @@ MORE = [
     "{% set a, b = 1, 2 %}{{ b }}{{ a }}{{ [a, b] }}", "{{ '\\n' }}{{ \"a\\tb\" }}{{ 'it\\'s' }}", "{% set j = joiner(',') %}{% for i in [1, 2] %}{{ j() }}{{ i }}{% endfor %}",
     "{% for m in messages %}{{ m.role if m.role in ('user', 'assistant') else '?' }}{{ '' if loop.last else '>' }}{% endfor %}",
     "{{ messages[0].get('name', 'anon') }}{{ messages[0].name is defined }}{{ messages[0].n }}{{ messages[0].f }}{{ messages[0].big }}{{ messages[0].t }}{{ messages[0].l }}",
+    "a\n{% raw %}\n{{ x }}\n{% raw %}\n{% endraw %}\nb{% raw -%}\n c{% endraw %}",
+    "{% for m in messages %}\r\n{{ m.role }}\r\n{% endfor %}{{ 'a\r\nb\rc' }}\rd",
 ]
 
 

@@ -74,6 +74,15 @@ pub fn visible(text: &str) -> String {
     out
 }
 
+/// Returns what a file is whose first bytes are those of what is often stored in a model's place; empty otherwise.
+pub(crate) fn mistaken(head: &[u8]) -> &'static str {
+    match head.first_chunk().map(|head: &[u8; 4]| head.to_ascii_lowercase()).as_deref() {
+        Some(b"vers") => " (it is a pointer of Git LFS: `git lfs pull` fetches the file)",
+        Some(b"<!do" | b"<htm") => " (it is a web page: the download went wrong)",
+        _ => "",
+    }
+}
+
 /// Text from a file, for a message: visible, cut to a line.
 pub(crate) fn printable(bytes: &[u8]) -> String {
     const LIMIT: usize = 80;

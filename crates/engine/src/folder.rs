@@ -2,7 +2,7 @@
 //! Reads `tokenizer_config.json`, `generation_config.json`, `chat_template.jinja` and the tokens of `config.json`;
 //! knows no vocabulary and renders nothing.
 
-use checkpoint::{Checkpoint, SideFile, replace_numbers};
+use checkpoint::{Checkpoint, Kind, SideFile, replace_numbers};
 use serde_json::{Map, Value};
 
 /// Maximum size of these files, in bytes; only a template is large.
@@ -10,6 +10,8 @@ const MAX_BYTES: usize = 16 << 20;
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
+/// Where older processors of images keep it.
+const PROCESSOR_TEMPLATE: &str = "chat_template.json";
 
 /// Why one of the files cannot be used. Each is a whole sentence.
 #[derive(Debug, thiserror::Error)]
@@ -174,18 +176,26 @@ pub fn tokens(checkpoint: &Checkpoint) -> Result<Tokens, Error> {
 }
 
 /// Returns the chat template of a model: a GGUF key, or in a folder `chat_template.jinja`, or `chat_template` in
-/// `tokenizer_config.json`, from a list the one named `default`. `None` where there is none.
+/// `tokenizer_config.json` or `chat_template.json`, from a list the one named `default`. `None` where there is none, or
+/// an empty one.
 ///
 /// # Errors
 /// As [`tokens`].
 pub fn chat_template(checkpoint: &Checkpoint) -> Result<Option<String>, Error> {
+    Ok(any_template(checkpoint)?.filter(|source| !source.trim().is_empty()))
+}
+
+fn any_template(checkpoint: &Checkpoint) -> Result<Option<String>, Error> {
     if let Some(source) = checkpoint.meta().opt_str("tokenizer.chat_template")? {
         return Ok(Some(source.into()));
     }
     if let Some(file) = checkpoint.side_file(CHAT_TEMPLATE)? {
         return Ok(Some(bounded(&file)?.into()));
     }
-    let config = Config::open(checkpoint, TOKENIZER_CONFIG)?;
+    let mut config = Config::open(checkpoint, TOKENIZER_CONFIG)?;
+    if config.get("chat_template").is_none() {
+        config = Config::open(checkpoint, PROCESSOR_TEMPLATE)?;
+    }
     let wanted = || config.error("chat_template", "a text or a list of named texts");
     match config.get("chat_template") {
         None => Ok(None),
@@ -210,11 +220,23 @@ pub struct Sampling {
     pub repetition_penalty: Option<f32>,
 }
 
-/// Sampling parameters of `generation_config.json`; all `None` for GGUF files, and where the file turns sampling off.
+/// Sampling parameters of `generation_config.json`, or of the keys that llama.cpp's converter makes of it in a GGUF file.
+/// All but the temperature are `None` where the file turns sampling off.
 ///
 /// # Errors
 /// As [`tokens`].
 pub fn sampling(checkpoint: &Checkpoint) -> Result<Sampling, Error> {
+    if checkpoint.kind() == Kind::Gguf {
+        let key = |name: &str| format!("general.sampling.{name}");
+        let number = |name| Ok::<_, Error>(checkpoint.meta().opt_f32(&key(name))?.filter(|value| *value >= 0.0));
+        return Ok(Sampling {
+            temperature: number("temp")?,
+            top_k: number("top_k")?.map(|k| k as u32),
+            top_p: number("top_p")?,
+            min_p: number("min_p")?,
+            repetition_penalty: number("penalty_repeat")?,
+        });
+    }
     let config = Config::open(checkpoint, GENERATION_CONFIG)?;
     if config.flag("do_sample")? == Some(false) {
         return Ok(Sampling { temperature: Some(0.0), ..Sampling::default() });

@@ -85,6 +85,14 @@ const TABLE: &[Foreign] = &[
         Refused("use `moebius chat`")),
     Foreign(&["--chat-template"], RUNS, Value, Refused(TEMPLATE)),
     Foreign(&["--jinja"], RUNS, Takes::Nothing, Nothing(ALWAYS)),
+    Foreign(&["--reasoning-budget"], RUNS, Value, Is("--think-budget")),
+    Foreign(&["--reasoning-format"], RUNS, Value, Nothing("thoughts are told apart from answers")),
+    Foreign(&["--context-shift"], SERVE, Takes::Nothing, Sets(&["--on-full", "trim"])),
+    Foreign(&["--context-shift"], TEXT, Takes::Nothing, Nothing("an answer ends where the context does")),
+    Foreign(&["--no-context-shift"], &[], Takes::Nothing, Nothing(ALWAYS)),
+    Foreign(&["--ctx-checkpoints", "--swa-checkpoints", "--cache-ram", "-cram"], RUNS, Value,
+        Nothing("memory bounds them: --memory")),
+    Foreign(&["--models-max"], SERVE, Value, Nothing("as many models are loaded as --memory holds")),
     Foreign(&["-j"], &["run"], Value, Is("--json-schema")),
     Foreign(&["--grammar-file"], &["run"], Value, Is("--grammar")),
     Foreign(&["-jf", "--json-schema-file"], &["run"], Value, Is("--json-schema")),
@@ -101,13 +109,14 @@ const TABLE: &[Foreign] = &[
         Nothing("an answer ends when its client leaves; --drain-seconds bounds the end of the server")),
     Foreign(&["--api-key"], SERVE, Value, Refused(KEY)),
     Foreign(&["--ssl-key-file", "--ssl-cert-file"], SERVE, Value,
-        Refused("put a proxy with TLS in front of the server")),
+        Refused("put a proxy with TLS in front of the server (contrib/ has nginx's and Caddy's files)")),
     Foreign(&["-mmp", "--mmap"], &["bench"], Value, Nothing("see --copy-weights")),
     Foreign(&["-pg"], &["bench"], Value, Is("--pg")),
 ];
 
 /// Values that mean "no limit" or "the default", as llama.cpp has them: the flag is then left out.
-const UNSET: [(&[&str], &str); 4] = [
+const UNSET: [(&[&str], &str); 5] = [
+    (&["--think-budget"], "-1"),
     (&["-n", "--n-predict"], "-1"),
     (&["-n", "--n-predict"], "-2"),
     (&["-s", "--seed"], "-1"),
@@ -237,6 +246,9 @@ mod tests {
             ("moebius bench --hf-repo=a/b -p 9", "moebius bench --pull --model a/b -p 9", 0),
             ("moebius run -j {} hi", "moebius run --json-schema {} hi", 0),
             ("moebius serve --timeout 600", "moebius serve", 1),
+            ("moebius serve --reasoning-budget 0 --context-shift", "moebius serve --think-budget 0 --on-full trim", 0),
+            ("moebius chat --reasoning-budget -1 --no-context-shift", "moebius chat", 1),
+            ("moebius serve --models-max 3 --ctx-checkpoints 4 --reasoning-format auto", "moebius serve", 3),
             ("moebius chat -cnv", "moebius chat", 1),
             ("moebius", "moebius", 0),
         ] {

@@ -252,7 +252,8 @@ fn resolve_in(path: &Path, caches: &Caches) -> Result<PathBuf> {
         let kind = file.and_then(|file| type_of(Path::new(file)));
         return caches.find(&kind.map_or_else(|| repo.to_string(), |kind| format!("{repo}:{kind}")));
     }
-    match is_file_name(path) || path.is_absolute() || name.starts_with('.') || name.len() > 500 {
+    let is_file = is_file_name(path) && !is_of_another_host(&name);
+    match is_file || path.is_absolute() || name.starts_with('.') || name.len() > 500 {
         // The error of opening it says what is wrong.
         true => Ok(path.to_path_buf()),
         false => caches.find(&name),
@@ -382,8 +383,13 @@ impl Look {
             return;
         }
         let entries = self.entries(folder);
-        let is = |name: &str| entries.iter().any(|path| path.file_name().is_some_and(|file| file == name));
-        if is("config.json") && (is("model.safetensors") || is("model.safetensors.index.json")) {
+        let any = |fits: &dyn Fn(&str) -> bool| {
+            entries.iter().any(|path| path.file_name().and_then(|f| f.to_str()).is_some_and(fits))
+        };
+        let is_weights = |name: &str| {
+            ["model.safetensors", "model.safetensors.index.json"].contains(&name) || name.starts_with("model-00001-of-")
+        };
+        if any(&|name| name == "config.json") && any(&is_weights) {
             self.found.push(Found { name: repo.into(), source, path: folder.to_path_buf() });
         }
         for path in entries {
@@ -493,6 +499,8 @@ mod tests {
                 "hf/models--Qwen--Qwen3-30B-A3B-GGUF/snapshots/old/Qwen3-30B-A3B-Q2_K.gguf",
                 "hf/models--mlx-community--Qwen3-30B-A3B-4bit/snapshots/1/config.json",
                 "hf/models--mlx-community--Qwen3-30B-A3B-4bit/snapshots/1/model.safetensors.index.json",
+                "hf/models--o--numbered/snapshots/1/config.json",
+                "hf/models--o--numbered/snapshots/1/model-00001-of-00001.safetensors",
                 "lm/google/gemma-4/gemma-4-26B-A4B-it-IQ4_XS.gguf",
                 "ol/blobs/sha256-0a",
                 "ol/blobs/sha256-0b",
@@ -526,6 +534,7 @@ mod tests {
                 "google/gemma-4:IQ4_XS",
                 "hf.co/unsloth/gemma:latest",
                 "mlx-community/Qwen3-30B-A3B-4bit",
+                "o/numbered",
                 "Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M",
                 "Qwen/Qwen3-30B-A3B-GGUF:Q8_0",
                 "qwen3:30b",
@@ -556,6 +565,7 @@ mod tests {
             ("https://huggingface.co/Qwen/Qwen3/", "`moebius pull Qwen/Qwen3` downloads it"),
             ("llama3:8b", "`ollama pull llama3:8b`"),
             ("https://example.com/x", "download the file first"),
+            ("https://example.com/x.gguf", "download the file first"),
             ("nothing", "`moebius models`"),
         ] {
             let error = resolve_in(Path::new(name), &caches).unwrap_err().to_string();

@@ -570,6 +570,16 @@ fn last(most: usize, holds: impl Fn(usize) -> bool) -> usize {
     low
 }
 
+/// Returns a warning where caches may grow to more bytes than are free.
+pub fn crowded(caches: usize, free: usize) -> Option<String> {
+    let [most, there] = [caches, free].map(|bytes| machine::bytes(bytes as u64));
+    (caches > free).then(|| {
+        format!(
+            "the KV cache may take {most}, and {there} of memory are free: --cache-tokens, --parallel or --ctx bound it"
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -718,6 +728,13 @@ mod tests {
         let short = whole.footprint.total() - whole.footprint.bytes(|part| part == Part::Cache) + (1 << 20);
         assert!(on(short, true).is_err());
         assert!(on(short, false).unwrap().limits.max_positions < SMALL_CTX);
+    }
+
+    #[test]
+    fn what_may_not_fit_is_warned_of() {
+        assert_eq!(crowded(8, 8), None);
+        let warning = crowded(22_500_000_000, 20_000_000_000).unwrap();
+        assert!(warning.starts_with("the KV cache may take 22.5 GB, and 20.0 GB of memory are free"), "{warning}");
     }
 
     #[test]

@@ -2,20 +2,43 @@
 
 use anyhow::Result;
 use checkpoint::Checkpoint;
-use engine::folder;
+use engine::folder::{self, Sampling};
 use engine::sampler::{PARAMS, ParamValue, SamplerParams};
 use serde_json::{Map, Value};
 
-/// Returns a model's default parameters: those that its folder recommends, or those of the embedded model's card.
+use crate::embedded;
+
+/// Returns what a model's files recommend.
+fn recommended(checkpoint: &Checkpoint) -> Result<Sampling> {
+    let said = folder::sampling(checkpoint)?;
+    // The embedded model's card leaves top-k out, which no key says, whatever file holds the model.
+    let is_fable = checkpoint.meta().opt_str("general.name").is_ok_and(|name| name == Some(embedded::NAME));
+    Ok(Sampling { top_k: said.top_k.or(is_fable.then_some(0)), ..said })
+}
+
+/// Names of the parameters that a model recommends; the others are the engine's own.
 ///
 /// # Errors
-/// The folder's file cannot be read.
-pub fn of_model(checkpoint: &Checkpoint, embedded: bool) -> Result<SamplerParams> {
+/// As [`of_model`].
+pub fn recommended_names(checkpoint: &Checkpoint) -> Result<Vec<&'static str>> {
+    let Sampling { temperature, top_k, top_p, min_p, repetition_penalty } = recommended(checkpoint)?;
+    let names = [
+        ("temperature", temperature.is_some()),
+        ("top_k", top_k.is_some()),
+        ("top_p", top_p.is_some()),
+        ("min_p", min_p.is_some()),
+        ("repeat_penalty", repetition_penalty.is_some()),
+    ];
+    Ok(names.into_iter().filter(|(_, is_said)| *is_said).map(|(name, _)| name).collect())
+}
+
+/// Returns a model's default parameters: those that it recommends, and the engine's.
+///
+/// # Errors
+/// The model's file cannot be read.
+pub fn of_model(checkpoint: &Checkpoint) -> Result<SamplerParams> {
     let mut params = SamplerParams::default();
-    if embedded {
-        (params.temperature, params.top_p, params.min_p, params.top_k) = (0.7, 0.9, 0.05, 0);
-    }
-    let said = folder::sampling(checkpoint)?;
+    let said = recommended(checkpoint)?;
     params.temperature = said.temperature.unwrap_or(params.temperature);
     params.top_k = said.top_k.map_or(params.top_k, |k| k as usize);
     params.top_p = said.top_p.unwrap_or(params.top_p);

@@ -111,7 +111,7 @@ impl Shards {
     fn add_indexed(&mut self, name: &str, folder: &Folder) -> Result<(), Error> {
         let index_name = folder.name(INDEX);
         let Some(text) = folder.text(INDEX)? else {
-            return Err(Error::file(name, format!("has neither {WEIGHTS} nor {INDEX}")));
+            return self.add_numbered(name, folder);
         };
         let index = safetensors::index(&index_name, &text)?;
         let mut files: Vec<&str> = index.iter().map(|(_, file)| file.as_str()).collect();
@@ -132,6 +132,21 @@ impl Shards {
             self.add(file)?;
         }
         check_index(&index_name, &index, &files, &self.entries)
+    }
+
+    /// Adds files that their names number, where there is no index.
+    fn add_numbered(&mut self, name: &str, folder: &Folder) -> Result<(), Error> {
+        let part = |i: usize, n: usize| format!("model-{i:05}-of-{n:05}.safetensors");
+        for n in 1..=MAX_SHARDS {
+            let Some(first) = folder.file(&part(1, n))? else { continue };
+            self.add(first)?;
+            for i in 2..=n {
+                let missing = || Error::file(name, format!("file {} is missing in the folder", part(i, n)));
+                self.add(folder.file(&part(i, n))?.ok_or_else(missing)?)?;
+            }
+            return Ok(());
+        }
+        Err(Error::file(name, format!("has neither {WEIGHTS} nor {INDEX}")))
     }
 
     fn add(&mut self, file: File) -> Result<(), Error> {

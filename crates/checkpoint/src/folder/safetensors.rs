@@ -13,7 +13,7 @@ use std::marker::PhantomData;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 
-use crate::error::printable;
+use crate::error::{mistaken, printable};
 use crate::{Error, File};
 
 /// Longest header, in bytes: the format's own limit.
@@ -73,9 +73,10 @@ pub(super) fn header(source: &File, file_idx: usize) -> Result<Header, Error> {
         return Err(bad(format!("length of the header needs 8 bytes, the file holds {}", source.size())));
     };
     source.read_at(0, &mut len)?;
+    let is = mistaken(&len);
     let len = u64::from_le_bytes(len);
     if len > MAX_HEADER {
-        return Err(bad(format!("header is {len} bytes long, at most {MAX_HEADER} are allowed")));
+        return Err(bad(format!("header is {len} bytes long, at most {MAX_HEADER} are allowed{is}")));
     }
     let len = len as usize; // MAX_HEADER fits
     let Some(held) = rest.checked_sub(len) else {

@@ -8,6 +8,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::bytes::{Bytes, Slice};
+use crate::error::mistaken;
 use crate::{Error, File};
 
 /// Maximum size of a file that is read as text; the largest `tokenizer.json` in use have some 35 MB.
@@ -44,9 +45,13 @@ impl Folder {
     /// Reads a text file; `None` when there is none of that name. It is not mapped, so that no process can change a
     /// text while it is parsed.
     pub(crate) fn text(&self, name: &str) -> Result<Option<Slice>, Error> {
-        match self {
-            Self::Memory(_, files) => Ok(files.get(name).map(|bytes| Slice::new(bytes, 0..bytes.len()))),
-            Self::Disk(_) => Ok(self.found(name, read(&self.path(name)))?.map(Slice::owned)),
+        let text = match self {
+            Self::Memory(_, files) => files.get(name).map(|bytes| Slice::new(bytes, 0..bytes.len())),
+            Self::Disk(_) => self.found(name, read(&self.path(name)))?.map(Slice::owned),
+        };
+        match text.as_deref().is_some_and(|text| text.starts_with(b"version https://git-lfs")) {
+            true => Err(Error::file(&self.name(name), format!("holds no text{}", mistaken(b"vers")))),
+            false => Ok(text),
         }
     }
 

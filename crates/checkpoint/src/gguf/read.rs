@@ -6,7 +6,7 @@ use quant::WeightType;
 use super::cursor::{Cursor, Parsed};
 use super::{ALIGNMENT_KEY, ALIGNMENTS, DEFAULT_ALIGNMENT, MAGIC, MAX_AXES, MAX_DEPTH, MAX_HEADER, MAX_KEY, MAX_NAME};
 use crate::bytes::{Bytes, Slice};
-use crate::error::printable;
+use crate::error::{mistaken, printable};
 use crate::value::{Numbers, Strings, Text, Value, ValueKind};
 use crate::{Error, File, Metadata, TensorInfo, Unreadable};
 
@@ -88,7 +88,8 @@ fn parse(file: &str, cur: &mut Cursor, bytes: &Bytes, file_idx: usize) -> Result
 fn preamble(cur: &mut Cursor) -> Parsed<()> {
     let magic = cur.take(4, "magic")?;
     if magic != MAGIC {
-        return Err(format!("begins with \"{}\", a GGUF file begins with \"GGUF\"", printable(magic)));
+        // Its bytes are not shown: a link may lead to any file, and clients of a server read the error.
+        return Err(format!("does not begin with \"GGUF\" as a GGUF file does{}", mistaken(magic)));
     }
     match cur.u32("version")? {
         2 | 3 => Ok(()),

@@ -261,6 +261,29 @@ fn folders_that_lack_files() {
         open(vec![("config.json", b"{}".into())]),
         "failed to open here: has neither model.safetensors nor model.safetensors.index.json"
     );
+    let lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n";
+    let with = |name, bytes: &[u8]| vec![("config.json", b"{}".to_vec()), (name, bytes.to_vec())];
+    for (files, said) in [
+        (vec![("config.json", lfs.to_vec())], "config.json: holds no text (it is a pointer of Git LFS"),
+        (with("model.safetensors", lfs), "(it is a pointer of Git LFS: `git lfs pull` fetches the file)"),
+        (with("model.safetensors", b"<!doctype html>"), "(it is a web page: the download went wrong)"),
+        (with("model-00001-of-00002.safetensors", &shard("a")), "model-00002-of-00002.safetensors is missing in"),
+    ] {
+        let found = open(files);
+        assert!(found.contains(said), "{found}");
+    }
+}
+
+/// Files that their names number need no index.
+#[test]
+fn numbered_files_open() {
+    let one = vec![("config.json", b"{}".to_vec()), ("model-00001-of-00001.safetensors", shard("a"))];
+    assert_eq!(checkpoint::from_files("here", one).unwrap().tensors().len(), 1);
+    let two = ["1", "2"].map(|i| format!("model-0000{i}-of-00002.safetensors"));
+    let files = vec![("config.json", b"{}".to_vec()), (two[0].as_str(), shard("a")), (&two[1], shard("b"))];
+    let names: Vec<_> =
+        checkpoint::from_files("here", files).unwrap().tensors().iter().map(|t| t.name.to_string()).collect();
+    assert_eq!(names, ["a", "b"]);
 }
 
 #[test]

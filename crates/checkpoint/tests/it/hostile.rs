@@ -93,7 +93,10 @@ fn bad_files() {
     let cases: Vec<(Raw, &str)> = vec![
         (Raw(vec![]), "failed to open bad.gguf: magic at byte 0 needs 4 bytes, 0 are left"),
         (Raw(b"GGU".to_vec()), "magic at byte 0 needs 4 bytes, 3 are left"),
-        (Raw(b"PK\x03\x04 a zip archive".to_vec()), r#"begins with "PK\u{3}\u{4}", a GGUF file begins with "GGUF""#),
+        (Raw(b"PK\x03\x04 a zip archive".to_vec()), r#"open bad.gguf: does not begin with "GGUF" as a GGUF file does"#),
+        (Raw(b"version https://git-lfs.github.com/spec/v1".to_vec()), "it is a pointer of Git LFS: `git lfs pull`"),
+        (Raw(b"<!DOCTYPE html><html>".to_vec()), "it is a web page"),
+        (Raw(b"<html>".to_vec()), "it is a web page"),
         (Raw(b"GGUF".to_vec()), "version at byte 4 needs 4 bytes"),
         (Raw(b"GGUF".to_vec()).u32(1).u64(0).u64(0), "GGUF version 1: versions 2 and 3 are read"),
         (Raw(b"GGUF".to_vec()).u32(4).u64(0).u64(0), "GGUF version 4: versions 2 and 3 are read"),

@@ -192,7 +192,9 @@ impl ChatTemplate {
         if source.len() > MAX_SOURCE_BYTES {
             return Err(Error::TooLong { bytes: source.len() });
         }
-        let (source, bos, eos) = (plain_generation_tags(source), bos.to_owned(), eos.to_owned());
+        // Jinja2 reads the ends of Windows' lines so, too.
+        let source = plain_generation_tags(&source.replace("\r\n", "\n").replace('\r', "\n"));
+        let (bos, eos) = (bos.to_owned(), eos.to_owned());
         let template = ChatTemplate(Arc::new(Shared { source, bos, eos, limits, threads: Mutex::default() }));
         let thread = template.thread()?;
         template.keep(thread);
@@ -403,7 +405,7 @@ fn report(error: &minijinja::Error, raised: Option<String>, limit: Option<String
 
 /// Replaces the `{% generation %}` tag of transformers (it marks the assistant's tokens for training, and writes its
 /// body as it stands) by a condition that always holds, keeping whitespace marks and lines. Comments, strings and raw
-/// blocks stay as they are.
+/// blocks stay as they are; the line end after `{% raw %}` stays too, as Jinja2 has it.
 fn plain_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -425,8 +427,10 @@ fn plain_generation_tags(source: &str) -> String {
             continue;
         }
         let name = inside.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
-        raw = if raw { name != "endraw" } else { name == "raw" };
+        let opens = !raw && name == "raw";
+        raw = opens || raw && name != "endraw";
         match name {
+            "raw" if opens && !inside.ends_with(['-', '+']) => out.extend([inside, "+"]),
             "generation" if !raw => out.push_str(&inside.replace(name, "if true")),
             "endgeneration" if !raw => out.push_str(&inside.replace(name, "endif")),
             _ => out.push_str(inside),

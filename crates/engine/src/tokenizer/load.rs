@@ -1,7 +1,9 @@
 //! A tokenizer out of a model file's metadata: every array against the number of tokens, every id against the
 //! vocabulary, and the well-known names that say what files leave out.
 
-use checkpoint::{Metadata, Strings};
+use std::cell::RefCell;
+
+use checkpoint::{Metadata, Strings, Value};
 
 use super::bpe::{Bpe, Uncovered, Units, char_byte, two_sides};
 use super::charsmap::Charsmap;
@@ -50,8 +52,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// A key that is missing or of another type, a model or pre-tokenizer that is not known, arrays of different
-    /// lengths, tokens that stand twice, merges of what is no token, scores that are not numbers, ids past the
-    /// vocabulary. Each names the thing.
+    /// lengths, tokens that stand twice, merges of what is no token, scores that are not numbers. Each names the thing.
     pub fn from_metadata(meta: &Metadata) -> Result<Self, Error> {
         // Files from before the key existed are cut in the way that llama.cpp falls back to.
         let pre = meta.opt_str("tokenizer.ggml.pre")?.unwrap_or("default");
@@ -109,7 +110,7 @@ impl Tokenizer {
         let is_encoder = matches!(model, Model::WordPiece | Model::Unigram);
         let says_eos = meta.opt_bool(ADD_EOS)?.or(is_encoder.then_some(true));
         for (says, id, flag, key) in [(says_bos, roles.bos, ADD_BOS, BOS), (says_eos, roles.eos, ADD_EOS, EOS)] {
-            if says == Some(true) && id.is_none() {
+            if says == Some(true) && id.is_none() && meta.get(key).is_none() {
                 return Err(Error::MissingId { flag, key });
             }
         }
@@ -232,9 +233,14 @@ pub fn piece(writing: Writing, id: u32, text: &[u8], kind: TokenKind, out: &mut 
 /// Returns the roles the file gives, then those that well-known names give.
 fn roles(meta: &Metadata, model: Model, vocab: &mut Vocab) -> Result<Roles, Error> {
     let n_vocab = vocab.len();
-    let role = |key: &'static str| match meta.opt_u32(key)? {
-        Some(id) if id as usize >= n_vocab => Err(Error::Id { key, id, n_vocab }),
-        id => Ok(id),
+    let unusable = RefCell::new(Vec::new());
+    // Converters write -1, as a number of 32 bits too, where a model has no such token.
+    let role = |key: &'static str| match meta.get(key).and_then(Value::to_int) {
+        Some(id) if !(0..n_vocab as i128).contains(&id) => {
+            unusable.borrow_mut().push(format!("ignoring {key} {id}: the vocabulary has {n_vocab} tokens"));
+            Ok(None)
+        }
+        _ => Ok(meta.opt_u32(key)?),
     };
     // The first SentencePiece files named no roles and all had these.
     let or_usual = |id: Option<u32>, usual: u32| {
@@ -252,9 +258,10 @@ fn roles(meta: &Metadata, model: Model, vocab: &mut Vocab) -> Result<Roles, Erro
         eot: role("tokenizer.ggml.eot_token_id")?,
         eom: role("tokenizer.ggml.eom_token_id")?,
         pad: role("tokenizer.ggml.padding_token_id")?,
-        ends: Vec::new(),
+        ..Roles::default()
     };
     roles::complete(&mut roles, vocab, role)?;
+    roles.unusable = unusable.into_inner();
     Ok(roles)
 }
 
@@ -267,7 +274,8 @@ fn also_special(vocab: &Vocab) -> Option<u32> {
 
 /// Returns which special tokens swallow the blanks after them. Files do not say; Phi-3's do.
 fn strips_right(meta: &Metadata) -> Result<impl Fn(&[u8]) -> bool + use<>, Error> {
-    let name = meta.opt_str("general.name")?.unwrap_or_default().to_lowercase();
+    // A name in another encoding than UTF-8 is none of theirs.
+    let name = meta.opt_str("general.name").ok().flatten().unwrap_or_default().to_lowercase();
     let phi3 = name.contains("phi-3") || name.contains("phi3");
     Ok(move |text: &[u8]| phi3 && !matches!(text, b"<unk>" | b"<s>" | b"<|endoftext|>"))
 }

@@ -80,8 +80,6 @@ pub enum Error {
     Score { id: u32 },
     #[error("failed to use tokenizer.ggml.merges: merge {rank}, {merge}, {why}")]
     Merge { rank: usize, merge: String, why: String },
-    #[error("failed to use {key}: it is {id}, the vocabulary has {n_vocab} tokens")]
-    Id { key: &'static str, id: u32, n_vocab: usize },
     #[error("failed to use {file}: {what}")]
     Json { file: String, what: String },
     #[error(
@@ -130,7 +128,8 @@ struct Roles {
     eom: Option<u32>,
     pad: Option<u32>,
     unknown: Option<u32>,
-    ends: Vec<u32>, // sorted: every token that ends a generation
+    ends: Vec<u32>,        // sorted: every token that ends a generation
+    unusable: Vec<String>, // ids that are none of the vocabulary's: a sentence each
 }
 
 /// A model's tokenizer. Immutable, so one serves any number of threads.
@@ -288,6 +287,11 @@ impl Tokenizer {
     /// Returns all tokens that end an answer, in rising order.
     pub fn ends_of_generation(&self) -> &[u32] {
         &self.roles.ends
+    }
+
+    /// Returns a sentence about each token that the files name and the vocabulary has not.
+    pub fn unusable(&self) -> &[String] {
+        &self.roles.unusable
     }
 
     /// Count of tokens; ids are below it.

@@ -1,10 +1,8 @@
 //! Tokens that have a role: which of them end an answer, and the well-known names that say what files leave out. Knows
 //! nothing of where the other roles come from.
 
-use checkpoint::SideFile;
-
 use super::vocab::{TokenKind, Vocab};
-use super::{Error, Roles, bad};
+use super::{Error, Roles};
 use crate::folder;
 
 /// Names of a turn's last token, in order of preference where the file names none.
@@ -133,25 +131,22 @@ pub fn complete(
 }
 
 /// The roles of a vocabulary out of a folder's file.
-///
-/// # Errors
-/// An end of the folder's configuration is no token.
-pub fn of_folder(file: &SideFile, tokens: &folder::Tokens, vocab: &mut Vocab) -> Result<Roles, Error> {
+pub fn of_folder(tokens: &folder::Tokens, vocab: &mut Vocab) -> Result<Roles, Error> {
     let n_vocab = vocab.len();
+    let (ends, beyond): (Vec<u32>, Vec<u32>) = tokens.ends.iter().partition(|&&id| (id as usize) < n_vocab);
+    let unusable = |id| format!("ignoring eos_token_id {id}: the vocabulary has {n_vocab} tokens");
     let find = |text: &Option<String>| text.as_ref().and_then(|text| vocab.id(text.as_bytes()));
     let mut roles = Roles {
         bos: find(&tokens.bos),
         eos: find(&tokens.eos),
         pad: find(&tokens.pad),
         unknown: find(&tokens.unknown),
-        ends: tokens.ends.clone(),
+        unusable: beyond.iter().map(unusable).collect(),
+        ends,
         ..Roles::default()
     };
-    if let Some(id) = tokens.ends.iter().find(|&&id| id as usize >= n_vocab) {
-        return Err(bad(file, format!("it has {n_vocab} tokens, eos_token_id is {id}")));
-    }
     // A model that names one end and no text for it says the same by its id.
-    roles.eos = roles.eos.or(tokens.ends.first().copied());
+    roles.eos = roles.eos.or(roles.ends.first().copied());
     complete(&mut roles, vocab, |_| Ok(None))?;
     Ok(roles)
 }

@@ -44,7 +44,7 @@ pub fn read(file: &SideFile, tokens: &folder::Tokens) -> Result<Tokenizer, Error
     let texts: Vec<&[u8]> = texts.iter().map(|text| text.as_bytes()).collect();
     let piece = |id, text: &[u8], kind, out: &mut Vec<u8>| piece(Writing::Bytes, id, text, kind, out);
     let mut vocab = Vocab::new(&texts, kinds, piece)?;
-    let roles = roles::of_folder(file, tokens, &mut vocab)?;
+    let roles = roles::of_folder(tokens, &mut vocab)?;
     let written: Vec<(Vec<u8>, Vec<u8>)> =
         merges.iter().map(|&(left, right)| (texts[left as usize].to_vec(), texts[right as usize].to_vec())).collect();
     let merges: Vec<(&[u8], &[u8])> = written.iter().map(|(left, right)| (left.as_slice(), right.as_slice())).collect();

@@ -319,8 +319,7 @@ fn vocabularies_that_lie_are_refused_by_name() {
         ("gpt2", MERGES, Some(vec![""].into()), &[MERGES, "merge 0", "two sides"]),
         ("gpt2", MERGES, Some(vec!["a x"].into()), &[MERGES, "merge 0", "\"x\""]),
         ("gpt2", MERGES, Some(vec![1u32].into()), &[MERGES]),
-        ("gpt2", EOS, Some(4u32.into()), &[EOS, "4"]),
-        ("gpt2", EOS, Some((-1i32).into()), &[EOS, "-1"]),
+        ("gpt2", EOS, Some("x".into()), &[EOS]),
         ("gpt2", ADD_BOS, Some(true.into()), &[ADD_BOS, "bos_token_id"]),
         ("gpt2", ADD_BOS, Some(1u32.into()), &[ADD_BOS]),
         ("gemma4", ADD_BOS, Some(true.into()), &[ADD_BOS, "bos_token_id"]),
@@ -337,6 +336,27 @@ fn vocabularies_that_lie_are_refused_by_name() {
     let long = "x".repeat(100_000);
     let error = small("gpt2", &[(MERGES, Some(vec![long.as_str()].into()))]).unwrap_err();
     assert!(error.len() < 300, "{} bytes of message", error.len());
+}
+
+/// Files in use have such ids, and other programs read them.
+#[test]
+fn ids_beyond_the_vocabulary_are_none() {
+    let roles = ["bos", "eos", "eot", "eom", "unknown", "padding", "fim_pre", "fim_mid"];
+    for (id, shown) in [(Value::from(4u32), "4"), (u32::MAX.into(), "4294967295"), ((-1i32).into(), "-1")] {
+        for role in roles {
+            let key = format!("tokenizer.ggml.{role}_token_id");
+            let add = (ADD_BOS, Some((role == "bos").into()));
+            let tokenizer = small("gpt2", &[(&key, Some(id.clone())), add]).unwrap();
+            assert_eq!(tokenizer.unusable(), [format!("ignoring {key} {shown}: the vocabulary has 4 tokens")]);
+            assert_eq!((tokenizer.bos(), tokenizer.eos()), (None, (role != "eos").then_some(3)), "{key}");
+            assert_eq!(tokenizer.encode("ab", Encode { add_special: true, parse_special: true }), [2]);
+        }
+    }
+    // SentencePiece's usual ids count then, as where a file names none.
+    let tokenizer = small("llama", &[("tokenizer.ggml.unknown_token_id", Some(9u32.into()))]).unwrap();
+    assert_eq!((tokenizer.unusable().len(), tokenizer.bos()), (1, Some(1)));
+    let named = small("gpt2", &[("general.name", Some(b"Caf\xe9"[..].into()))]).unwrap();
+    assert!(named.unusable().is_empty());
 }
 
 /// A text joins pair by pair: tokens without a bound on their length would let it join as often as it is long.

@@ -6,6 +6,7 @@ use std::path::Path;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use checkpoint::Checkpoint;
+use checkpoint::gguf::Writer;
 use engine::folder;
 use engine::tokenizer::{Encode, TokenKind, Tokenizer};
 use proptest::prelude::*;
@@ -165,18 +166,16 @@ fn folders_say_which_tokens_have_a_role() {
         (tokenizer.add_bos(), tokenizer.kind(7), tokenizer.kind(0)),
         (true, Some(TokenKind::Control), Some(TokenKind::Normal))
     );
+    // An end that is no token is left out, with a word.
+    let tokenizer = files(none(), json!({"eos_token_id": [8, 2]}), none()).unwrap();
+    assert_eq!((tokenizer.eos(), tokenizer.ends_of_generation()), (Some(2), &[2, 7][..]));
+    assert_eq!(tokenizer.unusable(), ["ignoring eos_token_id 8: the vocabulary has 8 tokens"]);
     // By id alone, and by a well-known name.
     let tokenizer = files(none(), json!({"eos_token_id": 2}), none()).unwrap();
     assert_eq!((tokenizer.eos(), tokenizer.bos(), tokenizer.ends_of_generation()), (Some(2), None, &[2, 7][..]));
     assert_eq!(tokenizer.encode("a<s>b", SPECIAL), [0, 6, 1]);
 
     for (config, generation, model, wanted) in [
-        (
-            none(),
-            json!({"eos_token_id": [8]}),
-            none(),
-            "failed to use here/tokenizer.json: it has 8 tokens, eos_token_id is 8",
-        ),
         (
             none(),
             json!({"eos_token_id": "x"}),
@@ -221,8 +220,18 @@ fn templates_and_sampling() {
         (vec![config(json!([{"name": "other", "template": "first"}]))], Some("first")),
         (vec![config(json!([]))], None),
         (vec![config(Value::Null)], None),
+        (vec![config(json!(" \n"))], None),
+        (vec![("chat_template.jinja", String::new())], None),
+        (vec![("chat_template.json", json!({"chat_template": "of a processor"}).to_string())], Some("of a processor")),
+        (vec![config(json!("one")), ("chat_template.json", json!({"chat_template": "two"}).to_string())], Some("one")),
     ] {
         assert_eq!(folder::chat_template(&open(&files)).unwrap().as_deref(), wanted);
+    }
+    for (source, wanted) in [("", None), (" ", None), ("x", Some("x"))] {
+        let mut bytes = Vec::new();
+        Writer::new().meta("tokenizer.chat_template", source).write(&mut bytes).unwrap();
+        let file = checkpoint::from_bytes("test", bytes).unwrap();
+        assert_eq!(folder::chat_template(&file).unwrap().as_deref(), wanted);
     }
     let error = folder::chat_template(&open(&[config(json!(1))])).unwrap_err().to_string();
     assert_eq!(error, "failed to use here/tokenizer_config.json: chat_template is not a text or a list of named texts");
@@ -236,6 +245,12 @@ fn templates_and_sampling() {
     );
     assert_eq!(folder::sampling(&generation(json!({"do_sample": false, "top_p": 1}))).unwrap().temperature, Some(0.0));
     assert_eq!(folder::sampling(&open(&[])).unwrap(), folder::Sampling::default());
+    let mut bytes = Vec::new();
+    let mut writer = Writer::new();
+    writer.meta("general.sampling.temp", 0.6f32).meta("general.sampling.top_k", 20i32);
+    writer.meta("general.sampling.min_p", -1f32).write(&mut bytes).unwrap();
+    let found = folder::sampling(&checkpoint::from_bytes("test", bytes).unwrap()).unwrap();
+    assert_eq!((found.temperature, found.top_k, found.top_p, found.min_p), (Some(0.6), Some(20), None, None));
     let error = folder::sampling(&generation(json!({"temperature": -1}))).unwrap_err().to_string();
     assert_eq!(error, "failed to use here/generation_config.json: temperature is not a number from 0 on");
 }

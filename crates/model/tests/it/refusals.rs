@@ -95,6 +95,23 @@ fn a_bad_header_is_an_error_that_names_it() {
     }
 }
 
+/// A number that is the same in all layers may be listed for each, as some converters do.
+#[test]
+fn equal_numbers_may_be_lists() {
+    for make in [moe, dense, llama, mixtral] {
+        let plan = |header: &Header| crate::fused(&header.open()).unwrap().to_string();
+        let mut listed = make();
+        let arch = listed.arch().to_string();
+        for name in ["attention.head_count", "attention.head_count_kv", "feed_forward_length"] {
+            let key = format!("{arch}.{name}");
+            if let Some(n) = make().open().meta().opt_u32(&key).unwrap() {
+                listed.set(&key, vec![n; 2]);
+            }
+        }
+        assert_eq!(plan(&listed), plan(&make()), "{arch}");
+    }
+}
+
 /// Whatever a key holds, the answer is a plan or an error that names the file or the plan, never a panic.
 #[test]
 fn no_value_of_a_key_brings_it_down() {

@@ -744,8 +744,10 @@ pub struct LogitsArgs {
 pub struct TokenizeArgs {
     #[command(flatten)]
     pub model: ModelArgs,
+    /// Text [default: stdin]
+    pub text: Option<String>,
     /// Read the text from a file
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
     pub file: Option<PathBuf>,
     /// Print a JSON array of ids
     #[arg(long)]

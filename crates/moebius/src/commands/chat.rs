@@ -68,7 +68,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     }
     chat.session.set_thoughts(&args.template);
     chat.session.placement.iter().filter(|_| !args.quiet).for_each(|placement| note!("{placement}"));
-    chat.session.warning.iter().for_each(|warning| note!("warning: {warning}"));
+    chat.session.warnings.iter().for_each(|warning| note!("warning: {warning}"));
     let interrupt = Interrupt::install()?;
     chat.session.engine.set_interrupt(interrupt.flag());
     let mut lines = Lines::new(COMMANDS, terminal && !args.no_history)?;

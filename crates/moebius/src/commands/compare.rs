@@ -31,6 +31,7 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     let n_ctx = args.engine.ctx.unwrap_or(DEFAULT_CTX);
     let mut windows = windows(&base, &args.file, n_ctx, args.chunks)?;
     let n_windows = windows.len();
+    ensure_like(&base, &other)?;
 
     let mut setup = EngineSetup::of(&args.engine, Prefer::Cpu)?;
     let other_device = match args.other_backend {
@@ -61,6 +62,22 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     let found = measure(&mut ours, &mut theirs, &mut windows, setup.device.kind.batch(&args.engine.step))?;
     let report = found.report(n_windows, n_ctx);
     if args.json { out::json_line(&report) } else { report.print() }
+}
+
+/// Refuses models whose tokens are others; a few names may differ, which fine-tuning gives to spare tokens.
+fn ensure_like(base: &Model, other: &Model) -> Result<()> {
+    let a = Tokenizer::load(&base.checkpoint)?;
+    // Where it has no tokenizer, there is nothing to compare.
+    let Ok(b) = Tokenizer::load(&other.checkpoint) else { return Ok(()) };
+    let n_vocab = a.n_vocab().min(b.n_vocab());
+    let n_other = (0..n_vocab as u32).filter(|&id| a.token_bytes(id) != b.token_bytes(id)).count();
+    ensure!(
+        n_other <= n_vocab / 100,
+        "failed to compare models: {n_other} of {n_vocab} tokens are others in {} than in {}",
+        other.checkpoint.name(),
+        base.checkpoint.name()
+    );
+    Ok(())
 }
 
 /// Returns the windows of a text, of which there is at least one.

@@ -24,7 +24,7 @@ pub fn run(args: &InspectArgs) -> Result<()> {
         None => args.model.path()?,
     };
     let checkpoint = embedded::open(path.as_deref())?;
-    let mut report = report(&checkpoint, path.is_none())?;
+    let mut report = report(&checkpoint)?;
     if args.json {
         if args.metadata {
             let all = checkpoint.meta().iter().map(|(key, value)| (key.to_string(), scalar(value)));
@@ -71,7 +71,7 @@ pub fn run(args: &InspectArgs) -> Result<()> {
 }
 
 /// Returns what is known of a file, in numbers; keys name their units.
-fn report(checkpoint: &Checkpoint, embedded: bool) -> Result<Map<String, Json>> {
+fn report(checkpoint: &Checkpoint) -> Result<Map<String, Json>> {
     let meta = checkpoint.meta();
     let text = |key: &str| meta.opt_str(key).ok().flatten().map(str::to_string);
     let arch = text("general.architecture").or_else(|| text("model_type")).unwrap_or_else(|| "(none)".into());
@@ -110,7 +110,8 @@ fn report(checkpoint: &Checkpoint, embedded: bool) -> Result<Map<String, Json>> 
             }),
         );
     }
-    add("sampling", sampling::json(&sampling::of_model(checkpoint, embedded)?));
+    add("sampling", sampling::json(&sampling::of_model(checkpoint)?));
+    add("sampling_recommended", json!(sampling::recommended_names(checkpoint)?.join(", ")));
 
     let prefix = format!("{arch}.");
     let is_gguf = checkpoint.kind() == Kind::Gguf;

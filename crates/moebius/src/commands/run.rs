@@ -35,7 +35,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
     Whole::refuse(session.whole)?;
     session.set_thoughts(&args.template);
     session.placement.iter().filter(|_| !args.quiet).for_each(|placement| note!("{placement}"));
-    session.warning.iter().for_each(|warning| note!("warning: {warning}"));
+    session.warnings.iter().for_each(|warning| note!("warning: {warning}"));
     let ignored = [
         ("--system", args.system.is_some()),
         ("--think", args.template.think.is_some()),

@@ -12,9 +12,10 @@ use crate::{embedded, input};
 pub fn run(args: &TokenizeArgs) -> Result<()> {
     let checkpoint = embedded::open(args.model.path()?.as_deref())?;
     let tokenizer = Tokenizer::load(&checkpoint)?;
-    let text = match &args.file {
-        Some(path) => input::text(path)?,
-        None => input::stdin()?,
+    let text = match (&args.text, &args.file) {
+        (Some(text), _) => text.clone(),
+        (None, Some(path)) => input::text(path)?,
+        (None, None) => input::stdin()?,
     };
     let mut out = Out::lock();
     if args.decode {

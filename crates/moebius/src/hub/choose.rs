@@ -46,7 +46,8 @@ impl Wanted {
         let parts: Vec<&str> = repo.split('/').collect();
         ensure!(
             parts.len() == 2 && parts.iter().all(|part| is_part(part) && !part.contains("--")),
-            "failed to fetch {name}: expected ORG/REPO or ORG/REPO:TYPE, for example Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M"
+            "failed to fetch {name}: expected ORG/REPO or ORG/REPO:TYPE of Hugging Face (Ollama's registry is not asked), \
+             for example Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M"
         );
         ensure!(tag.as_deref().is_none_or(is_part), "failed to fetch {name}: the text after the colon is not a type");
         ensure!(

@@ -471,6 +471,10 @@ fn what_a_name_means() {
     assert!(chosen(&gguf, "https://hf.co/a/b/blob/main/x.gguf").expect_err("none").contains("it has no file x.gguf"));
     assert!(chosen(&gguf, "a/b:Q").expect_err("several").contains("several files"));
     assert!(chosen(&gguf, "a/b:F32").expect_err("a part").contains("in 2 parts"));
+    // However many types there are, the line can be read.
+    let names: Vec<String> = (0..5000).map(|i| format!("m{i}-X{i}_Y.gguf")).collect();
+    let many = all(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(chosen(&many, "a/b:Q4_0").expect_err("none").len() < 2000);
     assert_eq!(
         chosen(&mlx, "a/b").expect("folder"),
         [

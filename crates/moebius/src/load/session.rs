@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use backend::{Footprint, Limits};
+use backend::{Footprint, Limits, Part};
 use checkpoint::Checkpoint;
 use engine::folder;
 use engine::formats::{Ask, Format};
@@ -21,7 +21,7 @@ use super::{EngineSetup, Eyes, Model, Prepared, compile_template, describe, file
 use crate::args::{DraftArg, DraftArgs, EngineArgs, SamplingArgs, Switch, TemplateArgs};
 use crate::device::{Chosen, Held};
 use crate::memory::{Fit, Units};
-use crate::{prompts, sampling};
+use crate::{machine, memory, prompts, sampling};
 
 /// A model behind an engine, ready for requests.
 pub struct Session {
@@ -59,7 +59,7 @@ pub struct Session {
     /// What computes where nobody said, and where weights are when experts are streamed.
     pub placement: Vec<String>,
     /// What the user should know before the first answer.
-    pub warning: Option<String>,
+    pub warnings: Vec<String>,
     /// Whether the model thinks first; as its template has it when `None`.
     pub think: Option<bool>,
     /// Maximum number of tokens of a thought.
@@ -107,16 +107,19 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
     let template_knows_effort = source.contains("reasoning_effort");
     let format =
         if template_knows_tools { Format::detect(&source) } else { Format::detect(&format!("{source}<tool_call>")) };
-    let sampling = sampling::of_model(&checkpoint, embedded)?;
+    let sampling = sampling::of_model(&checkpoint)?;
+    let free = machine::free_memory();
     let (prepared, program) = setup.compile(&checkpoint, prepared, plan)?;
     let (placement, held) = (prepared.placement(), prepared.held());
     let step_time = prepared.step_time(setup.step_time);
     let Prepared { backend, name, plan, fit, device, .. } = prepared;
     let Fit { limits, sequences, footprint } = fit;
-    let warning = (limits.max_positions > plan.n_ctx_train && setup.ctx.is_some()).then(|| {
+    let beyond = (limits.max_positions > plan.n_ctx_train && setup.ctx.is_some()).then(|| {
         let (ctx, trained) = (limits.max_positions, plan.n_ctx_train);
         format!("the context of {ctx} is beyond the {trained} that the model was trained with: text there may be noise")
     });
+    let caches = footprint.bytes(|part| matches!(part, Part::Cache | Part::Windows | Part::States));
+    let crowded = free.filter(|_| held.gpu == 0).and_then(|free| memory::crowded(caches, free));
     let whole = Whole::of(&plan);
     let text = |key: &str| checkpoint.meta().opt_str(key).ok().flatten().map(str::to_string);
     let options = Options { prefix_cache: setup.prefix_cache, max_running: sequences, step_time, ..Options::default() };
@@ -167,7 +170,7 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
         n_ctx_train: plan.n_ctx_train,
         sequences,
         placement,
-        warning,
+        warnings: tokenizer.unusable().iter().cloned().chain(beyond).chain(crowded).collect(),
         think: None,
         most_thought: None,
         grammars: OnceCell::new(),

@@ -23,6 +23,8 @@ const OBJECT_BYTES: usize = 480;
 
 /// How many unknown fields are named, and the longest name.
 const MAX_UNKNOWN: usize = 16;
+/// Texts and runs of tokens in one prompt.
+const MAX_PARTS: usize = 256;
 const MAX_NAME_BYTES: usize = 40;
 
 /// A parsed body.
@@ -38,11 +40,23 @@ pub struct Body {
     pub room: Room,
 }
 
-/// A text, or tokens in its place.
+/// A text, tokens in its place, or several of either that are one prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
     Text(String),
     Ids(Vec<u32>),
+    Mixed(Vec<Prompt>),
+}
+
+impl Prompt {
+    /// Bytes of its texts.
+    pub fn n_bytes(&self) -> usize {
+        match self {
+            Prompt::Text(text) => text.len(),
+            Prompt::Ids(_) => 0,
+            Prompt::Mixed(parts) => parts.iter().map(Prompt::n_bytes).sum(),
+        }
+    }
 }
 
 impl Body {
@@ -389,26 +403,27 @@ impl<'de> Visitor<'de> for Prompts<'_, '_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
         let Prompts { build, name, kind } = self;
         let most = if let Kind::Prompts(most) = *kind { most } else { 0 };
-        let (mut ids, mut prompts) = (Vec::new(), Vec::<Prompt>::new());
+        // Tokens among texts make one prompt of all.
+        let (mut ids, mut prompts, mut is_mixed) = (Vec::new(), Vec::new(), false);
         loop {
             let at = ids.len() + prompts.len();
             let entry = Entry { build: &mut *build, name, kind, at, nested: most > 0, ids: &mut ids };
             let Some(prompt) = seq.next_element_seed(entry)? else { break };
-            let like = |other: &Prompt, prompt| std::mem::discriminant(other) == std::mem::discriminant(prompt);
-            match prompt {
-                None if prompts.is_empty() => {}
-                Some(prompt) if ids.is_empty() && prompts.first().is_none_or(|first| like(first, &prompt)) => {
-                    prompts.push(prompt);
-                }
-                _ => return Err(build.wrong(name, kind, "a list of several kinds")),
+            if let Some(prompt) = prompt {
+                is_mixed |= !ids.is_empty();
+                prompts.extend((!ids.is_empty()).then(|| Prompt::Ids(std::mem::take(&mut ids))));
+                prompts.push(prompt);
             }
+            is_mixed |= !prompts.is_empty() && !ids.is_empty();
+            let most = if is_mixed { MAX_PARTS } else { most };
             if prompts.len() > most {
                 let rest = std::iter::from_fn(|| seq.next_element::<IgnoredAny>().ok().flatten()).count();
                 let why = format!("has {} entries, at most {most} are allowed", prompts.len() + rest);
                 return Err(build.refuse(ApiError::field(name, why)));
             }
         }
-        Ok(Some(if prompts.is_empty() { vec![Prompt::Ids(ids)] } else { prompts }))
+        prompts.extend((!ids.is_empty() || prompts.is_empty()).then_some(Prompt::Ids(ids)));
+        Ok(Some(if is_mixed { vec![Prompt::Mixed(prompts)] } else { prompts }))
     }
 }
 
@@ -558,10 +573,21 @@ mod tests {
             (json!({"tokens": [7]}), Ok(vec![ids(&[7])])),
             (json!({"prompt": {"a": 1}}), Err("`prompt` must be")),
             (json!({"prompt": true}), Err("`prompt` must be")),
-            (json!({"prompt": ["a", 1]}), Err("`prompt` must be")),
-            (json!({"prompt": [1, "a"]}), Err("`prompt` must be")),
-            (json!({"prompt": [1, [1]]}), Err("`prompt` must be")),
-            (json!({"prompt": ["a", [1]]}), Err("`prompt` must be")),
+            (json!({"prompt": ["a", [1]]}), Ok(vec![text("a"), ids(&[1])])),
+            (json!({"prompt": ["a", 1]}), Ok(vec![Prompt::Mixed(vec![text("a"), ids(&[1])])])),
+            (
+                json!({"prompt": [1, 2, "a", "b", 3]}),
+                Ok(vec![Prompt::Mixed(vec![ids(&[1, 2]), text("a"), text("b"), ids(&[3])])]),
+            ),
+            (
+                json!({"prompt": ([vec![json!("a"); MAX_PARTS], vec![json!(1)]].concat())}),
+                Err("`prompt` has 257 entries, at most 3"),
+            ),
+            (
+                json!({"prompt": ([vec![json!(1)], vec![json!("a"); MAX_PARTS]].concat())}),
+                Err("`prompt` has 257 entries"),
+            ),
+            (json!({"tokens": [1, "a"]}), Err("`tokens` must be")),
             (json!({"prompt": [[[1]]]}), Err("`prompt` must be")),
             (json!({"prompt": [[1, {}]]}), Err("`prompt` must be")),
             (json!({"prompt": [null]}), Err("`prompt` must be")),

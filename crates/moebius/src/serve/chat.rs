@@ -112,7 +112,8 @@ fn conversation_of(body: &Object) -> Result<(Conversation, AnswerWish), ApiError
     if let Some(effort) = body.value("reasoning_effort") {
         conversation.kwargs.entry("reasoning_effort").or_insert_with(|| effort.clone());
     }
-    if body.flag("continue_final_message").unwrap_or(false) {
+    let is_begun = body.list("messages").and_then(|list| list.last()).is_some_and(|last| last["prefix"] == true);
+    if is_begun || body.flag("continue_final_message").unwrap_or(false) {
         conversation.continue_last()?;
     }
     let choice = tools::openai_choice(body.value("tool_choice"))?;

@@ -135,8 +135,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
 /// Returns the tokens of all prompts.
 pub async fn tokens(app: &Arc<App>, prompts: Vec<Prompt>) -> Result<Vec<Vec<u32>>, ApiError> {
     let shared = app.clone();
-    let bytes = |prompt: &Prompt| if let Prompt::Text(text) = prompt { text.len() } else { 0 };
-    let n_bytes = prompts.iter().map(bytes).sum();
+    let n_bytes = prompts.iter().map(Prompt::n_bytes).sum();
     app.common
         .heavy(n_bytes, move || {
             prompts.into_iter().enumerate().map(|(i, prompt)| tokens_of(&shared, i, prompt)).collect()
@@ -149,7 +148,7 @@ async fn gaps(app: &Arc<App>, prompts: Vec<Prompt>, suffix: &str) -> Result<Vec<
     let marks = Marks::of(&app.tokenizer)?;
     let text = |prompt| match prompt {
         Prompt::Text(text) => Ok(text),
-        Prompt::Ids(_) => Err(ApiError::field("prompt", "must be text if there is a `suffix`")),
+        Prompt::Ids(_) | Prompt::Mixed(_) => Err(ApiError::field("prompt", "must be text if there is a `suffix`")),
     };
     let texts = prompts.into_iter().map(text).collect::<Result<Vec<_>, _>>()?;
     let (shared, suffix) = (app.clone(), suffix.to_string());
@@ -170,6 +169,22 @@ fn tokens_of(app: &App, i: usize, prompt: Prompt) -> Result<Vec<u32>, ApiError> 
             app.tokenizer.encode(&text, Encode { add_special: true, parse_special: true })
         }
         Prompt::Ids(ids) => ids,
+        Prompt::Mixed(parts) => {
+            let mut tokens = Vec::new();
+            for (i, part) in parts.into_iter().enumerate() {
+                match part {
+                    // What begins texts begins the prompt alone.
+                    Prompt::Text(text) => {
+                        app.check_length(&text)?;
+                        let how = Encode { add_special: i == 0, parse_special: true };
+                        app.tokenizer.encode_into(&text, how, &mut tokens);
+                    }
+                    Prompt::Ids(ids) => tokens.extend(ids),
+                    Prompt::Mixed(_) => {}
+                }
+            }
+            tokens
+        }
     };
     // A model that begins texts with a token can start from an empty prompt.
     match app.tokenizer.bos() {

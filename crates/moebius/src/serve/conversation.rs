@@ -36,6 +36,8 @@ pub struct Conversation {
     /// The beginning of the answer, put behind the prompt.
     pub prefill: Option<String>,
     pub no_generation_prompt: bool,
+    /// Whether its oldest turns are left out where the context is full; as the server does when `None`.
+    pub trims: Option<bool>,
     /// Images, whose marks are in the messages.
     pub images: Images,
 }
@@ -343,7 +345,7 @@ impl Conversation {
                 let first = from(0);
                 let Fits::Answered(room) = fits else { return first };
                 // Images stay with the messages that show them.
-                if !shared.common.conversations.trims || !self.images.is_empty() {
+                if !self.trims.unwrap_or(shared.common.conversations.trims) || !self.images.is_empty() {
                     return first;
                 }
                 let context = shared.worker.context();

@@ -205,7 +205,9 @@ impl std::fmt::Display for Kind {
             Kind::List(inner, _) => write!(f, "a list, each entry {inner}"),
             Kind::Object => write!(f, "an object"),
             Kind::Ids => write!(f, "a list of token ids"),
-            Kind::Prompts(_) => write!(f, "a string, a list of token ids, or a list of strings or of such lists"),
+            Kind::Prompts(_) => {
+                write!(f, "a string, a list of token ids and strings, or a list of strings or of such lists")
+            }
             Kind::Either(kinds) => kinds
                 .iter()
                 .enumerate()

@@ -357,7 +357,7 @@ impl Fleet {
         let Some((setup, prepared)) = self.make_room(loader, &listed.setup, &model)? else { return Ok(None) };
         let session = load::start_prepared(model, &setup, prepared)?;
         session.placement.iter().for_each(|placement| tracing::info!(model = id, "{placement}"));
-        session.warning.iter().for_each(|warning| tracing::warn!(model = id, "{warning}"));
+        session.warnings.iter().for_each(|warning| tracing::warn!(model = id, "{warning}"));
         let sampling = session.sampling(sampling)?;
         let held = session.held;
         let places = Places { parallel: session.sequences, ..*places };
@@ -577,7 +577,7 @@ fn look(path: &Path, id: &str, has_template: bool, stretch: Option<Stretch>) -> 
         has_template: has_template || template.is_some(),
         has_thoughts: format.thought().is_some(),
         sees_images: false,
-        sampling: crate::sampling::of_model(&checkpoint, false)?,
+        sampling: crate::sampling::of_model(&checkpoint)?,
     })
 }
 

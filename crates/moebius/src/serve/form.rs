@@ -18,7 +18,7 @@ pub const FIELDS: &[Field] = &[
     field("response_format", Kind::Object, "type: text, json_object (optionally with a schema) or json_schema"),
     field("regex", Kind::Text, "regular expression that the whole answer matches"),
     field("grammar", Kind::Text, "grammar of the whole answer, in llguidance's variant of Lark or in GBNF"),
-    field("json_schema", Kind::Object, "JSON schema of the whole answer (llama.cpp)"),
+    field("json_schema", Kind::Either(&[Kind::Object, Kind::Text]), "JSON schema of the whole answer (llama.cpp)"),
     field("guided_json", Kind::Either(&[Kind::Object, Kind::Text]), "vLLM's name of json_schema"),
     field("guided_regex", Kind::Text, "vLLM's name of regex"),
     field("guided_choice", CHOICES, "texts of which the whole answer is one (vLLM)"),
@@ -56,20 +56,20 @@ pub fn of(body: &Object) -> Result<Option<AnswerForm>, ApiError> {
     if let Some(format) = body.value("format") {
         forms.extend(of_ollama(format)?);
     }
-    let schema = |value: &Value| Ok(Rule::JsonSchema(value.clone()));
     let regex = |value: &Value| Ok(Rule::Regex(value.as_str().unwrap_or_default().into()));
     let grammar = |value: &Value| Ok(Rule::grammar(value.as_str().unwrap_or_default().into()));
     let plain: [(&'static str, &dyn Fn(&Value) -> Result<Rule, ApiError>); 7] = [
         ("regex", &regex),
         ("grammar", &grammar),
-        ("json_schema", &schema),
+        ("json_schema", &|value| written_schema("json_schema", value)),
         ("guided_json", &|value| written_schema("guided_json", value)),
         ("guided_regex", &regex),
         ("guided_choice", &|value| one_of("guided_choice", value)),
         ("guided_grammar", &grammar),
     ];
     for (param, read) in plain {
-        if let Some(value) = body.value(param) {
+        // An empty text is what clients send for a field that they do not use.
+        if let Some(value) = body.value(param).filter(|value| value.as_str() != Some("")) {
             forms.push(AnswerForm::new(read(value)?, param));
         }
     }

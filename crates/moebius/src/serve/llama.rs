@@ -15,8 +15,8 @@ use super::error::{ApiError, Style};
 use super::fields::{Field, Kind, Object, Read, field};
 use super::fill::{File, Marks};
 use super::form::{self, Constrained};
-use super::generate::{Finish, Generation, Job, Logprob, Parsing, Step, Totals, token_text};
-use super::limits::MAX_TOP_LOGPROBS;
+use super::generate::{Collected, Finish, Generation, Job, Logprob, Parsing, Step, Totals, token_text};
+use super::limits::{MAX_INPUTS, MAX_TOP_LOGPROBS};
 use super::routes::{Answer, Input, ignoring};
 use super::sampling;
 use super::sse::{self, Frames, Wire};
@@ -34,7 +34,8 @@ pub const COMMON: &[Field] = &[
 ];
 
 /// Further fields of `/completion`.
-pub const COMPLETION: &[Field] = &[field("prompt", Kind::Prompts(1), "text or token ids")];
+pub const COMPLETION: &[Field] =
+    &[field("prompt", Kind::Prompts(MAX_INPUTS), "text or token ids, or a list of such, answered by a list")];
 
 /// Further fields of `/infill`.
 pub const INFILL: &[Field] = &[
@@ -45,8 +46,8 @@ pub const INFILL: &[Field] = &[
 ];
 
 pub async fn completion(app: Arc<App>, mut input: Input) -> Answer {
-    let tokens = completions::tokens(&app, input.body.take_prompts()).await?.pop().unwrap_or_default();
-    answer(app, input, tokens).await
+    let prompts = completions::tokens(&app, input.body.take_prompts()).await?;
+    answer(app, input, prompts).await
 }
 
 pub async fn infill(app: Arc<App>, input: Input) -> Answer {
@@ -74,51 +75,60 @@ pub async fn infill(app: Arc<App>, input: Input) -> Answer {
         Ok(tokens)
     };
     let tokens = app.common.heavy(bytes, work).await?;
-    answer(app, input, tokens).await
+    answer(app, input, vec![tokens]).await
 }
 
-async fn answer(app: Arc<App>, input: Input, tokens: Vec<u32>) -> Answer {
+async fn answer(app: Arc<App>, input: Input, prompts: Vec<Vec<u32>>) -> Answer {
     let Input { body: Body { fields: body, room, .. }, request_id, .. } = input;
-    let prompt = app.tokenizer.decode(&tokens);
-    let mut request = app.request(tokens);
-    sampling::apply(&body, &mut request, &app.tokenizer)?;
-    request.stop_strings = sampling::stops(&body, "stop")?;
-    request.max_new_tokens = sampling::max_tokens(&body, &["n_predict"]).unwrap_or(usize::MAX);
-    request.logprobs = body.size("n_probs").filter(|n| *n > 0);
     let held = Constrained { form: form::of(&body)?, ..Constrained::default() };
     let (constraint, ignored) = form::constraint(&app, Format::PLAIN, held).await?;
-    request.constraint = constraint;
-    let job = Job { requests: vec![request], n: 1, parsing: Parsing::plain(), room };
+    let texts: Vec<String> = prompts.iter().map(|tokens| app.tokenizer.decode(tokens)).collect();
+    let request = |tokens| {
+        let mut request = app.request(tokens);
+        sampling::apply(&body, &mut request, &app.tokenizer)?;
+        request.stop_strings = sampling::stops(&body, "stop")?;
+        request.max_new_tokens = sampling::max_tokens(&body, &["n_predict"]).unwrap_or(usize::MAX);
+        request.logprobs = body.size("n_probs").filter(|n| *n > 0);
+        request.constraint = constraint.clone();
+        Ok(request)
+    };
+    let requests = prompts.into_iter().map(request).collect::<Result<Vec<_>, ApiError>>()?;
+    let job = Job { requests, n: 1, parsing: Parsing::plain(), room };
     let generation = Generation::start(&app, request_id.clone(), job).await?;
-    let head = LlamaHead { app: app.clone(), prompt, request_id };
+    let finishes = vec![None; texts.len()];
+    let head = LlamaHead { app: app.clone(), prompts: texts, request_id };
     if body.flag("stream").unwrap_or(false) {
-        return Ok(ignoring(sse::respond(generation, LlamaStream { head, finish: None }), ignored));
+        return Ok(ignoring(sse::respond(generation, LlamaStream { head, finishes }), ignored));
     }
     let (answers, totals, _) = generation.collect().await?;
-    let answer = answers.into_iter().next().unwrap_or_default();
-    let mut object = head.last(&answer.content(), answer.finish.as_ref(), &totals);
-    if !answer.logprobs.is_empty() {
-        object.insert("completion_probabilities".into(), head.probabilities(&answer.logprobs));
-    }
-    Ok(ignoring(Json(Value::Object(object)).into_response(), ignored))
+    let object = |(i, answer): (usize, Collected)| {
+        let mut object = head.last(i, &answer.content(), answer.finish.as_ref(), &totals);
+        if !answer.logprobs.is_empty() {
+            object.insert("completion_probabilities".into(), head.probabilities(&answer.logprobs));
+        }
+        Value::Object(object)
+    };
+    let mut objects: Vec<Value> = answers.into_iter().enumerate().map(object).collect();
+    let whole = if objects.len() == 1 { objects.remove(0) } else { objects.into() };
+    Ok(ignoring(Json(whole).into_response(), ignored))
 }
 
 struct LlamaHead {
     app: Arc<App>,
-    prompt: String,
+    prompts: Vec<String>,
     request_id: String,
 }
 
 impl LlamaHead {
-    /// Returns the whole answer, or what ends a stream.
-    fn last(&self, content: &str, finish: Option<&Finish>, totals: &Totals) -> Object {
+    /// Returns a whole answer, or what ends its stream. Counts and times are of all prompts together.
+    fn last(&self, index: usize, content: &str, finish: Option<&Finish>, totals: &Totals) -> Object {
         let (stop_type, word) = match finish {
             Some(Finish::Length) => ("limit", ""),
             Some(Finish::StopString(word)) => ("word", word.as_str()),
             _ => ("eos", ""),
         };
         let object = json!({
-            "index": 0,
+            "index": index,
             "content": content,
             "id_slot": 0,
             "stop": true,
@@ -126,7 +136,7 @@ impl LlamaHead {
             "tokens_predicted": totals.generated,
             "tokens_evaluated": totals.prompt,
             "tokens_cached": totals.cached,
-            "prompt": self.prompt,
+            "prompt": self.prompts[index],
             "truncated": false,
             "stop_type": stop_type,
             "stopping_word": word,
@@ -152,7 +162,8 @@ impl LlamaHead {
 /// The text as it comes.
 struct LlamaStream {
     head: LlamaHead,
-    finish: Option<Finish>,
+    /// By prompt.
+    finishes: Vec<Option<Finish>>,
 }
 
 impl Wire for LlamaStream {
@@ -165,17 +176,20 @@ impl Wire for LlamaStream {
             .filter_map(|e| if let Event::Content(t) = e { Some(t.as_str()) } else { None })
             .collect();
         if !content.is_empty() || !step.logprobs.is_empty() {
-            let mut chunk = json!({"index": 0, "content": content, "id_slot": 0, "stop": false});
+            let mut chunk = json!({"index": step.index, "content": content, "id_slot": 0, "stop": false});
             if !step.logprobs.is_empty() {
                 chunk["completion_probabilities"] = self.head.probabilities(&step.logprobs);
             }
             out.data(&chunk);
         }
-        self.finish = step.finish.or(self.finish.take());
+        let finish = &mut self.finishes[step.index];
+        *finish = step.finish.or(finish.take());
     }
 
     fn close(&mut self, totals: &Totals, out: &mut Frames) {
-        out.data(&self.head.last("", self.finish.as_ref(), totals));
+        for (i, finish) in self.finishes.iter().enumerate() {
+            out.data(&self.head.last(i, "", finish.as_ref(), totals));
+        }
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut Frames) {

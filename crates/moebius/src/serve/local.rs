@@ -122,7 +122,7 @@ impl Local {
         let id = super::names(alias)?.0.unwrap_or_else(|| super::model_name(path.as_deref()));
         let session = load::start_with(model, &setup)?;
         let sampling = session.sampling(sampling)?;
-        let notes = session.placement.iter().chain(&session.warning).cloned().collect();
+        let notes = session.placement.iter().chain(&session.warnings).cloned().collect();
         let backend = session.backend.clone();
         let parallel = session.sequences;
         let places = Places { parallel, queue: usize::from(*max_queue) };

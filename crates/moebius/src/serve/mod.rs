@@ -155,7 +155,7 @@ pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
             let session = load::start_with(model, &setup)?;
             let summary = summary(&session);
             session.placement.iter().for_each(|placement| tracing::info!("{placement}"));
-            session.warning.iter().for_each(|warning| tracing::warn!("{warning}"));
+            session.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
             let sampling = session.sampling(&args.sampling)?;
             let places = Places { parallel: session.sequences, ..places };
             let Started { app, thread, ended } = start(session, id, sampling, common.clone(), places)?;

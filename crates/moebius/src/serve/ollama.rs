@@ -61,6 +61,7 @@ pub const COMMON: &[Field] = &[
 pub const CHAT: &[Field] = &[
     field("messages", Kind::List(&Kind::Object, MAX_MESSAGES), "messages of the conversation"),
     field("tools", Kind::List(&Kind::Object, MAX_TOOLS), "functions that the model may call"),
+    field("truncate", Kind::Bool, "leave out the oldest turns if the context is full"),
 ];
 
 /// Further fields of `/api/generate`.
@@ -114,8 +115,16 @@ pub async fn chat(app: Arc<App>, input: Input) -> Answer {
         return Ok(loaded(&app, true, goes));
     }
     let messages: Result<Vec<Value>, ApiError> = list.iter().enumerate().map(|(i, m)| openai_message(i, m)).collect();
-    let mut conversation =
-        Conversation { messages: conversation::messages(&messages?)?, images, ..Conversation::default() };
+    let mut conversation = Conversation {
+        messages: conversation::messages(&messages?)?,
+        images,
+        trims: body.flag("truncate"),
+        ..Conversation::default()
+    };
+    if conversation.messages.last().is_some_and(|last| last["role"] == "assistant" && last.get("tool_calls").is_none())
+    {
+        conversation.continue_last()?;
+    }
     conversation.offer(Offer::of_chat(body.list("tools").map_or(&[][..], Vec::as_slice))?);
     converse(app, body, room, request_id, conversation, true).await
 }
@@ -438,7 +447,7 @@ async fn cut(app: &Arc<App>, mut prompts: Vec<Prompt>, truncate: bool) -> Result
             }
         }
     }
-    let mut tokens = completions::tokens(app, prompts).await?;
+    let mut tokens = embeddings::tokens(app, prompts).await?;
     if truncate {
         tokens.iter_mut().for_each(|tokens| tokens.truncate(most));
     }

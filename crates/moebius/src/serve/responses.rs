@@ -20,7 +20,7 @@ use super::images::Images;
 use super::limits::{MAX_MESSAGES, MAX_TOOLS, MAX_TOP_LOGPROBS};
 use super::parts::{Change, MessagePart, MessageParts};
 use super::prepare::{AnswerWish, Prepared, prepare};
-use super::routes::{Answer, Input, ignoring};
+use super::routes::{self, Answer, Input, ignoring};
 use super::sampling;
 use super::sse::{self, Frames, Wire};
 use super::stored::{self, Draft};
@@ -55,6 +55,7 @@ pub const FIELDS: &[Field] = &[
     unsupported("conversation", "the server keeps no conversations; send all items in `input`"),
     unsupported("background", "the server answers while the client waits"),
     field("store", Kind::Bool, "store the response, if the server does so at all (--store-responses)"),
+    field("truncation", Kind::Word(&["auto", "disabled"]), "auto: leave out the oldest turns if the context is full"),
     field("metadata", Kind::Object, "returned with the answer"),
     field("user", Kind::Text, "ignored"),
 ];
@@ -118,6 +119,20 @@ pub async fn get(fleet: Arc<Fleet>, input: Input) -> Answer {
     stored.map(|response| Json(response).into_response()).ok_or_else(stored::no_such_response)
 }
 
+/// Handles a request for the items that a stored response answers.
+pub async fn input_items(fleet: Arc<Fleet>, input: Input) -> Answer {
+    let id = input.tail.unwrap_or_default();
+    let asked = |name: &str| routes::asked(&input.query, name);
+    let limit = asked("limit").map_or(json!(20), |n| n.parse::<i64>().map_or(json!(n), Value::from));
+    Kind::Int(1, 100).check("limit", &limit)?;
+    let order = asked("order").unwrap_or_else(|| "desc".into());
+    Kind::Word(&["asc", "desc"]).check("order", &order.as_str().into())?;
+    let (after, most) = (asked("after"), limit.as_u64().unwrap_or(20) as usize);
+    let stored = fleet.common.responses.as_ref();
+    let list = stored.and_then(|stored| stored.inputs(&id, input.owner, after.as_deref(), most, order == "asc"));
+    list.map(|list| Json(list).into_response()).ok_or_else(stored::no_such_response)
+}
+
 /// Handles a request to delete one.
 pub async fn delete(fleet: Arc<Fleet>, input: Input) -> Answer {
     let id = input.tail.unwrap_or_default();
@@ -129,7 +144,8 @@ pub async fn delete(fleet: Arc<Fleet>, input: Input) -> Answer {
 
 /// Returns the conversation of a body, and what is requested of the answer.
 pub fn conversation_of(body: &Object) -> Result<(Conversation, AnswerWish), ApiError> {
-    let mut out = Conversation { kwargs: conversation::kwargs(body)?, ..Conversation::default() };
+    let trims = body.text("truncation").map(|word| word == "auto");
+    let mut out = Conversation { kwargs: conversation::kwargs(body)?, trims, ..Conversation::default() };
     let mut offer = Offer::default();
     if let Some(text) = body.text("instructions") {
         out.messages.push(json!({"role": "system", "content": text}));
@@ -322,7 +338,7 @@ impl ResponseHead {
             "tools": echo("tools", json!([])),
             "top_logprobs": echo("top_logprobs", 0.into()),
             "top_p": echo("top_p", short(app.sampling.top_p).into()),
-            "truncation": "disabled",
+            "truncation": echo("truncation", "disabled".into()),
             "usage": null,
         });
         let fields = fields.as_object().cloned().unwrap_or_default();

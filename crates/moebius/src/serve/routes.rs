@@ -40,6 +40,8 @@ pub struct Input {
     pub request_id: String,
     /// The rest of the path where the route leaves one open.
     pub tail: Option<String>,
+    /// What follows the path of a GET; empty for others.
+    pub query: String,
     /// This is a GET, and its client reads answers in gzip.
     pub takes_gzip: bool,
     /// The client has a key, or needs none.
@@ -170,6 +172,12 @@ pub const ROUTES: &[Route] = &[
         handler!(responses::handle),
     ),
     get("/v1/responses/{id}", false, "A stored response (OpenAI)", server!(responses::get)),
+    get(
+        "/v1/responses/{id}/input_items",
+        false,
+        "Items that a stored response answers (OpenAI)",
+        server!(responses::input_items),
+    ),
     delete("/v1/responses/{id}", "Delete a stored response (OpenAI)", server!(responses::delete)),
     post(
         "/v1/messages",
@@ -512,11 +520,12 @@ async fn answer(
     if route.method != Method::Post {
         let takes_gzip = route.method == Method::Get && takes_gzip(request.headers());
         let body = body::Body::empty(common.bodies.room());
-        let input = Input { body, request_id, tail, takes_gzip, is_known, owner };
+        let query = request.uri().query().unwrap_or_default().to_string();
+        let input = Input { body, request_id, tail, query, takes_gzip, is_known, owner };
         return match route.handler {
             Handler::Server(handle) => handle(fleet, input).await,
             Handler::Model(handle) => {
-                let app = match named(request.uri().query().unwrap_or_default()) {
+                let app = match asked(&input.query, "model") {
                     Some(name) => fleet.get(Some(&name)).await?,
                     None => fleet.current().await?,
                 };
@@ -544,7 +553,8 @@ async fn answer(
         return Err(ApiError::field(*name, "is missing"));
     }
     let mut names: Vec<String> = body.unknown.iter().map(|name| tools::shown(name)).collect();
-    let input = |body| Input { body, request_id, tail, takes_gzip: false, is_known, owner };
+    names.extend(sampling::unknown(&body.fields));
+    let input = |body| Input { body, request_id, tail, query: String::new(), takes_gzip: false, is_known, owner };
     let mut response = match route.handler {
         Handler::Server(handle) => handle(fleet, input(body)).await?,
         Handler::Model(handle) => {
@@ -564,9 +574,9 @@ async fn answer(
     })
 }
 
-/// Returns the model that a query names: `model=NAME`, in the encoding of forms.
-fn named(query: &str) -> Option<String> {
-    let value = query.split('&').find_map(|pair| pair.strip_prefix("model="))?;
+/// Returns what a query says of a name: `model=NAME`, in the encoding of forms.
+pub fn asked(query: &str, name: &str) -> Option<String> {
+    let value = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))?;
     let mut bytes = Vec::with_capacity(value.len());
     let mut rest = value.bytes();
     while let Some(byte) = rest.next() {

@@ -9,9 +9,12 @@ use serde_json::Value;
 use super::error::ApiError;
 use super::fields::{Field, Kind, Object, Read, field};
 use super::limits::MAX_BIASES;
+use super::tools::shown;
 
 const TEXTS: Kind = Kind::List(&Kind::Text, MAX_STOP_STRINGS);
 const STAGES: [&str; 9] = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"];
+/// llama.cpp's letters of them.
+const LETTERS: &str = "edskypmxt";
 
 /// Fields of the sampler: its numeric parameters under all their names, then what is no number.
 pub const FIELDS: &[Field] = &JOINED;
@@ -61,8 +64,16 @@ const fn kind_of(param: &Param) -> Kind {
 
 const OTHERS: &[Field] = &[
     field("dry_sequence_breakers", Kind::List(&Kind::Text, 64), "DRY: texts that end a repetition"),
-    field("samplers", Kind::List(&Kind::Word(&STAGES), 32), "samplers to apply, in this order"),
-    field("logit_bias", Kind::Object, "token ids and the values to add to their logits"),
+    field(
+        "samplers",
+        Kind::Either(&[Kind::List(&Kind::Text, 32), Kind::Text]),
+        "samplers to apply, in this order: penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature",
+    ),
+    field(
+        "logit_bias",
+        Kind::Either(&[Kind::Object, Kind::List(&Kind::List(&BIAS, 2), MAX_BIASES)]),
+        "token ids and the values to add to their logits; or a list of pairs, in which a text stands for its tokens",
+    ),
     field(
         "seed",
         Kind::Int(i64::MIN as i128, u64::MAX as i128),
@@ -74,6 +85,9 @@ const OTHERS: &[Field] = &[
     field("skip_special_tokens", Kind::Bool, "omit control tokens from the text; default true"),
     field("cache_salt", Kind::Text, "shares cached prefixes only with requests that have the same salt"),
 ];
+
+/// Half of a pair: a token's id, a text, a value, or `false` for a token that never comes.
+const BIAS: Kind = Kind::Either(&[Kind::Number(f64::MIN, f64::MAX), Kind::Text, Kind::Bool]);
 
 /// Maximum number of tokens: -1 is no limit, as llama.cpp's and LM Studio's clients send it.
 pub const MAX_TOKENS: Kind = Kind::Int(-1, 1 << 31);
@@ -110,14 +124,14 @@ pub fn apply(body: &Object, request: &mut Request, tokenizer: &Tokenizer) -> Res
         params.dry_breakers =
             texts().map(|text| tokenizer.encode(text, Encode::default())).filter(|tokens| !tokens.is_empty()).collect();
     }
-    if let Some(names) = body.list("samplers") {
-        params.chain = names.iter().filter_map(Value::as_str).filter_map(stage).collect();
+    if let Some(names) = samplers(body) {
+        params.chain = names.iter().filter_map(|name| stage(name)).collect();
     }
     if let Some(seed) = body.int("seed") {
         params.seed = seed as u64;
     }
-    if let Some(biases) = body.object("logit_bias") {
-        params.logit_bias = logit_bias(biases)?;
+    if let Some(biases) = body.value("logit_bias") {
+        params.logit_bias = logit_bias(biases, tokenizer)?;
     }
     request.ignore_eos = body.flag("ignore_eos").unwrap_or(false);
     request.include_stop_string = body.flag("include_stop_str_in_output").unwrap_or(false);
@@ -133,25 +147,52 @@ pub fn apply(body: &Object, request: &mut Request, tokenizer: &Tokenizer) -> Res
 
 /// Returns the stop strings of a field of kind [`STOP`].
 pub fn stops(body: &Object, name: &str) -> Result<Vec<String>, ApiError> {
-    let stops: Vec<String> = match body.value(name) {
+    let mut stops: Vec<String> = match body.value(name) {
         Some(Value::String(text)) => vec![text.clone()],
         Some(Value::Array(items)) => items.iter().filter_map(Value::as_str).map(String::from).collect(),
         _ => Vec::new(),
     };
-    match stops.iter().position(|stop| stop.is_empty() || stop.len() > MAX_STOP_BYTES) {
-        Some(i) => Err(ApiError::field(
-            name,
-            format!("entry {i} has {} bytes, a stop string must have 1 to {MAX_STOP_BYTES}", stops[i].len()),
-        )),
-        None => Ok(stops),
+    if let Some(i) = stops.iter().position(|stop| stop.len() > MAX_STOP_BYTES) {
+        let why = format!("entry {i} has {} bytes, at most {MAX_STOP_BYTES} are allowed", stops[i].len());
+        return Err(ApiError::field(name, why));
     }
+    // Clients send their empty settings.
+    stops.retain(|stop| !stop.is_empty());
+    Ok(stops)
 }
 
 fn stage(name: &str) -> Option<Stage> {
+    let name = match name {
+        "typical" | "typical_p" => "typ_p",
+        "temp" => "temperature",
+        name => name,
+    };
     STAGES.iter().position(|&known| known == name).map(|i| DEFAULT_CHAIN[i])
 }
 
-fn logit_bias(biases: &Object) -> Result<Vec<(u32, f32)>, ApiError> {
+/// Returns the names of the samplers that a body asks for.
+fn samplers(body: &Object) -> Option<Vec<&str>> {
+    match body.value("samplers")? {
+        Value::String(letters) => {
+            let name = |(i, c): (usize, char)| LETTERS.find(c).map_or(&letters[i..i + c.len_utf8()], |i| STAGES[i]);
+            Some(letters.char_indices().map(name).collect())
+        }
+        names => Some(names.as_array()?.iter().filter_map(Value::as_str).collect()),
+    }
+}
+
+/// Returns what of the sampling has no effect: samplers of other programs.
+pub fn unknown(body: &Object) -> Vec<String> {
+    let names = samplers(body).unwrap_or_default().into_iter().filter(|name| stage(name).is_none());
+    names.map(|name| format!("samplers ({})", shown(name))).collect()
+}
+
+fn logit_bias(biases: &Value, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>, ApiError> {
+    let Value::Object(biases) = biases else {
+        let pairs = biases.as_array().into_iter().flatten().enumerate();
+        let pairs = pairs.map(|(i, pair)| bias_pair(&format!("logit_bias[{i}]"), pair, tokenizer));
+        return Ok(pairs.collect::<Result<Vec<_>, _>>()?.concat());
+    };
     if biases.len() > MAX_BIASES {
         return Err(ApiError::field(
             "logit_bias",
@@ -165,6 +206,25 @@ fn logit_bias(biases: &Object) -> Result<Vec<(u32, f32)>, ApiError> {
         Ok((id, bias.as_f64().unwrap_or(0.0) as f32))
     };
     biases.iter().map(pair).collect()
+}
+
+/// Reads llama.cpp's pair of a token or a text, and the bias of its tokens.
+fn bias_pair(at: &str, pair: &Value, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>, ApiError> {
+    let tokens = match &pair[0] {
+        Value::String(text) if text.len() <= MAX_STOP_BYTES => tokenizer.encode(text, Encode::default()),
+        id => {
+            Kind::Int(0, u32::MAX as i128).check(&format!("{at}[0]"), id)?;
+            vec![id.as_f64().unwrap_or(0.0) as u32]
+        }
+    };
+    let bias = match &pair[1] {
+        Value::Bool(false) => f32::NEG_INFINITY,
+        bias => {
+            Kind::Number(-100.0, 100.0).check(&format!("{at}[1]"), bias)?;
+            bias.as_f64().unwrap_or(0.0) as f32
+        }
+    };
+    Ok(tokens.into_iter().map(|token| (token, bias)).collect())
 }
 
 /// FNV-1a: the salt only has to tell tenants apart, and two runs of a server need not agree on more.
@@ -206,5 +266,10 @@ mod tests {
             assert_eq!(stage(name), Some(expected));
         }
         assert_eq!(stage("temperature"), Some(Stage::Temperature));
+        let body = |value: Value| json!({"samplers": value}).as_object().cloned().unwrap();
+        assert_eq!(samplers(&body(json!(LETTERS))).unwrap(), STAGES);
+        assert_eq!(samplers(&body(json!("kfé"))).unwrap(), ["top_k", "f", "é"]);
+        assert_eq!(unknown(&body(json!(["top_k", "mirostat", "temp"]))), ["samplers (mirostat)"]);
+        assert!(unknown(&body(json!("kypmt"))).is_empty() && unknown(&Object::new()).is_empty());
     }
 }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, Weak};
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
+use super::app;
 use super::body;
 use super::error::ApiError;
 use super::fields::{Object, Read};
@@ -114,10 +115,16 @@ impl Stored {
     }
 
     fn item(&self, value: &Value) -> Arc<Item> {
-        let json = value.to_string();
-        let id = value["id"].as_str().map(String::from);
+        let mut json = value.to_string();
+        let mut id = value["id"].as_str().map(String::from);
+        if value.as_object().is_some_and(|fields| !fields.is_empty() && !fields.contains_key("id")) {
+            let named =
+                app::id(if value["type"].as_str().unwrap_or("message") == "message" { "msg_" } else { "item_" });
+            json.insert_str(1, &format!("\"id\":\"{named}\","));
+            id = Some(named);
+        }
         let bytes = ITEM_BYTES + json.len() + 2 * id.as_ref().map_or(0, String::len);
-        Arc::new(Item { parsed: body::cost(value), json, id, _held: Held::new(bytes, &self.used) })
+        Arc::new(Item { parsed: ITEM_BYTES + body::cost(value), json, id, _held: Held::new(bytes, &self.used) })
     }
 
     /// Makes the `input` of a body the whole conversation: what `previous_response_id` names comes before it, and items
@@ -207,6 +214,26 @@ impl Stored {
         Some(head)
     }
 
+    /// Returns a list of the items that a response answers, the last one first unless they are to rise: at most `most`,
+    /// after the one that is named.
+    pub fn inputs(&self, id: &str, owner: Owner, after: Option<&str>, most: usize, rising: bool) -> Option<Value> {
+        let mut items = {
+            let mut shelf = lock(&self.shelf);
+            let response = shelf.find(id, owner)?;
+            response.items.iter().take(response.items.len() - response.n_output).cloned().collect::<Vec<_>>()
+        };
+        if !rising {
+            items.reverse();
+        }
+        let place = |after| items.iter().position(|item| item.id.as_deref() == Some(after)).map(|i| i + 1);
+        let first = after.map_or(Some(0), place).unwrap_or(items.len());
+        let page = items.iter().skip(first).take(most);
+        let data: Vec<Value> = page.filter_map(|item| Some(listed(serde_json::from_str(&item.json).ok()?))).collect();
+        let named = |item: Option<&Value>| item.map(|item| item["id"].clone());
+        Some(json!({"object": "list", "data": data, "first_id": named(data.first()), "last_id": named(data.last()),
+            "has_more": items.len() > first + most}))
+    }
+
     /// Drops a response. Those that go on with it keep its items.
     pub fn delete(&self, id: &str, owner: Owner) -> bool {
         let mut shelf = lock(&self.shelf);
@@ -279,6 +306,18 @@ impl Shelf {
             self.n_swept = self.items.len();
         }
     }
+}
+
+/// Returns an item as lists have it: messages say that they are some, and have parts.
+fn listed(mut item: Value) -> Value {
+    if item.get("type").is_none() {
+        item["type"] = "message".into();
+    }
+    if let Some(text) = item["content"].as_str().filter(|_| item["type"] == "message") {
+        let kind = if item["role"] == "assistant" { "output_text" } else { "input_text" };
+        item["content"] = json!([{"type": kind, "text": text}]);
+    }
+    item
 }
 
 /// Returns the answer to a client that asks for a response which is not there.

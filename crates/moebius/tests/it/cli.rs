@@ -194,6 +194,7 @@ fn text_survives_tokens() {
     let text = "Grüße, 世界! 🦊 The fox said: \"1234 hats.\"\n\n  and left";
     let ids = stdout(&["tokenize", "--json"], text);
     assert_eq!(stdout(&["tokenize", "--decode"], &ids), text);
+    assert_eq!(stdout(&["tokenize", "--json", text], ""), ids);
 }
 
 #[test]
@@ -224,6 +225,14 @@ fn files_can_be_looked_into() {
     let at_8192 = context["position_bytes"].as_u64().map(|bytes| bytes * 8192);
     assert!(at_8192.is_some_and(|n| n > 0) && context["bytes_at_8192"].as_u64() == at_8192, "{context}");
     assert_eq!((&report["sampling"]["temperature"], &report["type"]), (&0.7.into(), &"Q4_K_M".into()), "{report}");
+    // The same weights in a file recommend the same.
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/fable-29m-a10m-q4_k_m.gguf");
+    let of_file = json(&["inspect", file.to_str().expect("path"), "--json"], "");
+    assert_eq!(
+        (&of_file["sampling"], &of_file["sampling_recommended"]),
+        (&report["sampling"], &report["sampling_recommended"])
+    );
+    assert_eq!(report["sampling_recommended"], "temperature, top_k, top_p, min_p");
     assert!(report["weight_types"]["q4_k"]["bytes"].as_u64().is_some_and(|n| n > 1_000_000), "{report}");
     let keys = report.as_object().expect("object").keys();
     assert!(keys.clone().all(|key| key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')), "{keys:?}");
@@ -502,6 +511,7 @@ fn mistakes_are_named() {
         (&["create", "x"], "[preset.NAME]"),
         (&["cp", "x", "y"], "[preset.NAME]"),
         (&["push", "x"], "moebius uploads nothing"),
+        (&["pull", "qwen3:30b"], "Ollama's registry is not asked"),
         (&["chat", "no-such-file.gguf"], "open no-such-file.gguf"),
         (&["serve", "no-such-file.gguf"], "open no-such-file.gguf"),
         (&["bench", "no-such-file.gguf"], "open no-such-file.gguf"),
@@ -823,6 +833,12 @@ fn a_context_beyond_training_is_warned_of() {
     let warning = "the context of 4096 is beyond the 1024 that the model was trained with";
     assert!(String::from_utf8_lossy(&beyond).contains(warning), "{}", String::from_utf8_lossy(&beyond));
     assert!(!String::from_utf8_lossy(&within).contains("is beyond the"), "{}", String::from_utf8_lossy(&within));
+    let many = moebius(&["run", "hi", "-q", "-n", "1", "-t", "1000"], "");
+    let err = String::from_utf8_lossy(&many.stderr);
+    assert!(
+        many.status.success() && err.contains("1000 threads on ") && err.contains("slower than one a core"),
+        "{err}"
+    );
 }
 
 /// On a terminal the bench says what it measures, in a line that holds no empty bar.

@@ -153,6 +153,8 @@ fn what_cannot_be_quantized_is_refused_by_name_and_leaves_the_old_file() {
     let line = ["quantize", as_text(&embedded), &out, "--type", "Q8_0"];
     let said = error(&line);
     assert!(said.contains("already") && said.contains("--allow-requantize"), "{said}");
+    // A dry run promises nothing that the run refuses.
+    assert_eq!(error(&[&line[..], &["--dry-run"]].concat()), said);
     stdout(&[&line[..], &["--allow-requantize"]].concat());
     assert!(types(Path::new(&out)).iter().any(|(_, t)| *t == WeightType::Q8_0));
 }
@@ -553,6 +555,35 @@ fn a_comparison_finds_nothing_between_equals_and_more_the_fewer_bits() {
             .contains("8192 tokens")
     );
     assert!(error(&["compare", "-m", as_text(&base), "-f", as_text(&text)]).contains("compare requires two models"));
+}
+
+/// Models whose tokens are others are not compared; a few may differ.
+#[test]
+fn a_comparison_requires_the_same_tokens() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (text, other) = (folder.path().join("text"), folder.path().join("other.gguf"));
+    std::fs::write(&text, TEXT.repeat(6)).expect("write");
+    let base = fixtures::root(EMBEDDED);
+    let model = checkpoint::open(&base).expect("open");
+    let tokens: Vec<&[u8]> = model.meta().strings("tokenizer.ggml.tokens").expect("tokens").iter().collect();
+    let written = |tokens: &[&[u8]]| -> Vec<u8> {
+        tokens.iter().flat_map(|t| [&(t.len() as u64).to_le_bytes()[..], t].concat()).collect()
+    };
+    let bytes = std::fs::read(&base).expect("read");
+    for (n, fits) in [(40, true), (1000, false)] {
+        // The tokens are the same ones, some in another order.
+        let some = &tokens[4000..4000 + n];
+        let (before, after) = (written(some), written(&some.iter().rev().copied().collect::<Vec<_>>()));
+        let at = bytes.windows(before.len()).position(|window| window == before).expect("tokens");
+        let mut changed = bytes.clone();
+        changed[at..at + after.len()].copy_from_slice(&after);
+        std::fs::write(&other, changed).expect("write");
+        let args = ["compare", "-m", as_text(&base), "-m", as_text(&other), "-f", as_text(&text), "-c", "128"];
+        match fits {
+            true => assert!(stdout(&args).contains("KL mean")),
+            false => assert!(error(&args).contains("1000 of 8192 tokens are others in")),
+        }
+    }
 }
 
 /// The first layer of the embedded model, in F16.

@@ -224,14 +224,20 @@ fn keys_and_origins_come_from_the_command_line() {
 #[cfg(unix)]
 #[test]
 fn running_answers_finish_when_it_is_told_to_stop() {
-    let mut server = Server::start(&[]);
-    let mut stream = server.stream(60);
-    let told = Command::new("kill").args(["-TERM", &server.child.id().to_string()]).status().expect("kill");
-    assert!(told.success());
-    let mut rest = String::new();
-    stream.read_to_string(&mut rest).expect("the rest of the stream");
-    assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("[DONE]"), "{rest}");
-    assert!(server.exit().success());
+    // Under nohup a server outlives its terminal, and this test cannot hang up.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    let hang_up = ignored.filter(|ignored| ignored & 1 == 0).map(|_| "-HUP");
+    for signal in ["-TERM"].into_iter().chain(hang_up) {
+        let mut server = Server::start(&[]);
+        let mut stream = server.stream(60);
+        let told = Command::new("kill").args([signal, &server.child.id().to_string()]).status().expect("kill");
+        assert!(told.success());
+        let mut rest = String::new();
+        stream.read_to_string(&mut rest).expect("the rest of the stream");
+        assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("[DONE]"), "{signal}: {rest}");
+        assert!(server.exit().success());
+    }
 }
 
 /// Rules that take a while to compile wait for each other, and no chat without a rule waits for them.
@@ -742,6 +748,33 @@ fn names_act_neither_on_a_terminal_nor_in_a_shell() {
         assert!(said.lines().all(|line| !line.starts_with("moebius_fake")), "{said}");
         let line = said.lines().find(|line| line.trim_start().starts_with("curl")).expect("an example");
         assert_eq!(line.matches('\'').count(), 2, "{line}");
+    }
+}
+
+/// A second model of a name, a circle of links and a link to what is no model stop no server, and clients read nothing of
+/// where the link leads.
+#[cfg(unix)]
+#[test]
+fn folders_may_hold_what_is_no_model() {
+    use std::os::unix::fs::symlink;
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let (models, secret) = (at("models"), at("secret"));
+    std::fs::create_dir_all(models.join("sub")).expect("folders");
+    std::fs::write(&secret, "hunter2 is the word").expect("write");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/fable-29m-a10m-q4_k_m.gguf");
+    for (to, name) in [(model, "a.gguf"), (model, "sub/a.gguf"), (".", "x"), (secret.to_str().expect("path"), "s.gguf")]
+    {
+        symlink(to, models.join(name)).expect("a link");
+    }
+    let server = Server::start(&["--models", models.to_str().expect("path")]);
+    let list = server.get("/v1/models", "");
+    assert_eq!(list.matches("\"object\":\"model\"").count(), 2, "{list}");
+    for (name, status) in [("a", "200"), ("s", "500")] {
+        let answer =
+            server.post("/v1/chat/completions", &HELLO.replacen('{', &format!("{{\"model\": \"{name}\", "), 1));
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{name}: {answer}");
+        assert!(!answer.contains("hunt") && !server.get("/v1/models", "").contains("hunt"), "{answer}");
     }
 }
 

@@ -94,7 +94,7 @@ fn read(file: &SideFile, tokens: &folder::Tokens) -> Result<Tokenizer, Error> {
         let text = rewritten.get(&id).map_or(text, |text| text.as_bytes());
         piece(writing, id, text, kind, out)
     })?;
-    let roles = roles::of_folder(file, tokens, &mut vocab)?;
+    let roles = roles::of_folder(tokens, &mut vocab)?;
 
     let whole = if json.model.ignore_merges == Some(true) { Whole::Any } else { Whole::No };
     let units = if byte_level { Units::Bytes } else { Units::Chars };

@@ -381,6 +381,22 @@ async fn full_contexts_are_refused_or_lose_turns() {
     assert!(prompt(&found) + 20 <= 256);
     let more = refusing.post(CHAT, &body(&kept(n - 2))).await.json().await.1;
     assert!(more["error"].is_object() || prompt(&more) + 20 > 256, "{more}");
+    // A request may ask for either, whatever the server does by itself.
+    let item = |message: &Value| json!({"role": message["role"], "content": message["content"]});
+    let items: Vec<Value> = messages.iter().map(item).collect();
+    for (path, name, [yes, no]) in [
+        ("/api/chat", "truncate", [json!(true), json!(false)]),
+        ("/v1/responses", "truncation", [json!("auto"), json!("disabled")]),
+    ] {
+        for (server, value, expected) in [(&refusing, yes, 200), (&server, no, 400)] {
+            let mut body = json!({"messages": messages, "input": items, "max_output_tokens": 20, "stream": false});
+            body[name] = value;
+            body.as_object_mut().unwrap().remove(if path == "/api/chat" { "input" } else { "messages" });
+            let reply = server.post(path, &body).await;
+            assert_eq!(ignored(&reply).contains("context full"), expected == 200, "{path}");
+            assert_eq!(reply.status, expected, "{path}");
+        }
+    }
     // What fits is left as it is, and a last turn that does not fit is refused.
     assert_eq!(ignored(&server.post(CHAT, &body(&kept(12))).await), "");
     let one = [say("user", &long.repeat(8))];

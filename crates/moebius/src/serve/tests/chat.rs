@@ -187,5 +187,10 @@ async fn embeddings_are_the_same_alone_and_together() {
     assert_eq!(short["data"][0]["embedding"].as_str().unwrap().len(), (8usize * 4).div_ceil(3) * 4);
     assert_eq!(short["usage"]["prompt_tokens"], 3);
     assert_eq!(server.post(path, &json!({"input": "x", "dimensions": 257})).await.status, 400);
+    // A text without a token does not refuse the others; no text at all is refused.
+    let gap = server.ask(path, &json!({"input": ["", "a fox"]})).await;
+    assert_eq!(gap["data"][1]["embedding"], together["data"][0]["embedding"]);
+    assert_eq!(server.ask("/api/embed", &json!({"input": ["a", ""]})).await["embeddings"].as_array().unwrap().len(), 2);
+    assert_eq!(server.post(path, &json!({"input": []})).await.status, 400);
     server.idle().await;
 }

@@ -118,6 +118,85 @@ async fn llama_servers_own_routes_answer() {
     }
 }
 
+/// Programs that llama-server serves send every setting that they have.
+#[tokio::test]
+async fn settings_of_llama_servers_clients_are_taken() {
+    let server = Server::start(2, 4);
+    let base = json!({"prompt": "Once", "n_predict": 4, "temperature": 0});
+    let plain = server.ask("/completion", &base).await["content"].clone();
+    let with = |more: &Value| {
+        let mut body = base.clone();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let all =
+        json!({"grammar": "", "json_schema": "", "logit_bias": [], "samplers": "kypmt", "stop": [""], "id_slot": -1});
+    for (name, value) in all.as_object().unwrap() {
+        assert_eq!(server.ask("/completion", &with(&json!({name: value}))).await["content"], plain, "{name}");
+    }
+    let reply = server.post("/completion", &with(&all)).await;
+    assert!(!reply.headers.contains_key("x-ignored-fields"));
+    assert_eq!(reply.json().await.1["content"], plain);
+    // Samplers that there are not here are named.
+    for samplers in [json!(["top_k", "mirostat", "temperature"]), json!("kft")] {
+        let reply = server.post("/completion", &with(&json!({"samplers": samplers}))).await;
+        let ignored = reply.headers["x-ignored-fields"].to_str().unwrap();
+        assert!(reply.status == 200 && ["samplers (mirostat)", "samplers (f)"].contains(&ignored), "{ignored}");
+    }
+    // Biases of tokens and of texts, and what must not come.
+    let ids = server.ask("/tokenize", &json!({"content": plain})).await["tokens"].clone();
+    for bias in [json!([[ids[0], false]]), json!([[ids[0], -100]]), json!([[plain, -100.0], [5, 0.5]])] {
+        assert_ne!(server.ask("/completion", &with(&json!({"logit_bias": bias}))).await["content"], plain, "{bias}");
+    }
+    // Texts and tokens in one prompt.
+    let text = "Once upon a time there was";
+    let ids =
+        server.ask("/tokenize", &json!({"content": " upon a time", "add_special": false})).await["tokens"].clone();
+    let mut mixed = vec![json!("Once")];
+    mixed.extend(ids.as_array().unwrap().iter().cloned());
+    mixed.push(json!(" there was"));
+    let whole = server.ask("/completion", &with(&json!({"prompt": text}))).await;
+    let parts = server.ask("/completion", &with(&json!({"prompt": mixed}))).await;
+    assert_eq!((&whole["content"], &whole["prompt"]), (&parts["content"], &parts["prompt"]));
+    // Several prompts have a list of answers, each that of its prompt alone.
+    let several = with(&json!({"prompt": ["Once", ids, text]}));
+    let answers = server.ask("/completion", &several).await;
+    let mut streamed = several.clone();
+    streamed["stream"] = json!(true);
+    let events = server.post("/completion", &streamed).await.events().await;
+    for (i, prompt) in several["prompt"].as_array().unwrap().iter().enumerate() {
+        let alone = server.ask("/completion", &with(&json!({"prompt": prompt}))).await;
+        assert_eq!((&answers[i]["content"], &answers[i]["index"]), (&alone["content"], &json!(i)));
+        assert_eq!((&answers[i]["prompt"], &answers[i]["stop_type"]), (&alone["prompt"], &json!("limit")));
+        let mine = events.iter().filter(|event| event["index"] == i);
+        let joined: String = mine.clone().filter_map(|event| event["content"].as_str()).collect();
+        assert_eq!((&json!(joined), mine.filter(|event| event["stop"] == true).count()), (&alone["content"], 1));
+    }
+    server.idle().await;
+}
+
+/// The beginning of an answer is gone on with where the client says so in any API's words.
+#[tokio::test]
+async fn answers_that_are_begun_go_on() {
+    let server = Server::start(2, 4);
+    let list = |last: Value| json!([{"role": "user", "content": "Tell me about a fox"}, last]);
+    let begun = list(json!({"role": "assistant", "content": "A fox is a"}));
+    let ask = |messages: &Value, more: Value| {
+        let mut body = json!({"messages": messages, "max_tokens": 6, "temperature": 0});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let on = server.ask(PATH, &ask(&begun, json!({"continue_final_message": true}))).await;
+    let marked = list(json!({"role": "assistant", "content": "A fox is a", "prefix": true}));
+    assert_eq!(text(&server.ask(PATH, &ask(&marked, json!({}))).await), text(&on));
+    assert_ne!(text(&server.ask(PATH, &ask(&begun, json!({}))).await), text(&on));
+    let message = server.ask("/v1/messages", &ask(&begun, json!({}))).await;
+    assert_eq!(message["content"][0]["text"], text(&on));
+    let body = json!({"messages": begun, "stream": false, "options": {"num_predict": 6, "temperature": 0}});
+    assert_eq!(server.ask("/api/chat", &body).await["message"]["content"], text(&on));
+    server.idle().await;
+}
+
 /// What lm-eval asks for: the log-probabilities of a prompt of tokens, and whether each was the likeliest.
 #[tokio::test]
 async fn prompts_have_log_probabilities() {

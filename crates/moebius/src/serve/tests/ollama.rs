@@ -87,7 +87,7 @@ async fn refusals_have_its_shape() {
     for (path, body, status, part) in [
         (CHAT, say(json!({"format": "yaml"})), 400, "`format`"),
         (CHAT, say(json!({"options": {"temperature": "hot"}})), 400, "`options.temperature`"),
-        (CHAT, say(json!({"options": {"stop": ""}})), 400, "`stop`"),
+        (CHAT, say(json!({"options": {"stop": "x".repeat(513)}})), 400, "`stop`"),
         (CHAT, image, 400, "this model reads text only"),
         ("/api/generate", json!({"prompt": "x", "suffix": "y"}), 400, "`suffix`"),
         ("/api/generate", json!({"prompt": "x", "context": [1, 2]}), 400, "`context`"),

@@ -75,6 +75,31 @@ async fn a_stored_response_goes_on_as_if_all_were_sent() {
     let whole = answer(&server, "a", ask(items, json!({}))).await;
     assert_eq!((text(&fourth), &fourth["usage"]["input_tokens"]), (text(&whole), &whole["usage"]["input_tokens"]));
 
+    // What a response answers is listed, each item by an id that can be referred to.
+    let third_id = third["id"].as_str().unwrap();
+    let (status, list) = by_id(&server, "GET", "a", &format!("{third_id}/input_items?order=asc")).await;
+    assert_eq!((status, list["object"].as_str(), list["has_more"].as_bool()), (200, Some("list"), Some(false)));
+    let said = |item: &Value| item["content"][0]["text"].clone();
+    let data = list["data"].as_array().unwrap();
+    assert_eq!(data.iter().map(said).collect::<Vec<_>>(), [json!("A fox"), text(&first), json!("And a bear")]);
+    assert_eq!((&data[0]["content"][0]["type"], &data[1]["id"]), (&json!("input_text"), &first["output"][0]["id"]));
+    assert_eq!((&list["first_id"], &list["last_id"]), (&data[0]["id"], &data[2]["id"]));
+    let (_, newest) = by_id(&server, "GET", "a", &format!("{third_id}/input_items?limit=2")).await;
+    assert_eq!((&newest["data"], &newest["has_more"]), (&json!([data[2], data[1]]), &json!(true)));
+    let after = data[1]["id"].as_str().unwrap();
+    let (_, rest) = by_id(&server, "GET", "a", &format!("{third_id}/input_items?limit=2&after={after}")).await;
+    assert_eq!((&rest["data"], &rest["has_more"]), (&json!([data[0]]), &json!(false)));
+    let reference = json!([{"type": "item_reference", "id": data[0]["id"]}]);
+    assert_eq!(
+        text(&answer(&server, "a", ask(reference, json!({}))).await),
+        text(&answer(&server, "a", ask(json!("A fox"), json!({}))).await)
+    );
+    for (key, tail, status) in [("b", "", 404), ("a", "?limit=0", 400), ("a", "?limit=x", 400), ("a", "?order=up", 400)]
+    {
+        let (found, refused) = by_id(&server, "GET", key, &format!("{third_id}/input_items{tail}")).await;
+        assert_eq!(found, status, "{refused}");
+    }
+
     // A response can be read and deleted by whom it belongs to.
     assert_eq!(by_id(&server, "GET", "b", id).await.0, 404);
     let (status, again) = by_id(&server, "GET", "a", id).await;
