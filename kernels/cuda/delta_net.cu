@@ -104,7 +104,8 @@ __device__ __forceinline__ void delta_net_of(const DeltaNet& a, Staged (&staged)
         }
     }
 
-    // Number 4 * (LANES * i + lane) + j of the column. The slot is this kernel's alone, and older than the kernels ahead.
+    // Number 4 * (LANES * i + lane) + j of the column. The slot is this kernel's alone, and older than the kernels
+    // ahead.
     float* state = slot + (u64)head * D_K * d_v + (is_real ? column : 0);
     const auto row_of = [&](int i, int j) { return 4 * (LANES * i + lane) + j; };
     float4 s[EACH];

@@ -124,8 +124,8 @@ __device__ __forceinline__ void few_saw_nothing(const FewShared& s, u32 cols) {
     __syncwarp();
 }
 
-// Stages `cols` columns: `n_cols` rows, `stride` apart, after their prologue, then zeros. A thread takes eight numbers of
-// a row at a time, which `put(col, run, half, v)` gets; called by `threads` threads in whole warps, of which this is
+// Stages `cols` columns: `n_cols` rows, `stride` apart, after their prologue, then zeros. A thread takes eight numbers
+// of a row at a time, which `put(col, run, half, v)` gets; called by `threads` threads in whole warps, of which this is
 // number `thread`. What each warp saw of a normed row is added in `s.squares`.
 template <class W, bool HAS_GATES, class Put>
 __device__ __forceinline__ void few_stage_rows(const FewShared& s, const float* x, u64 stride, const Prologue& p,
@@ -164,8 +164,8 @@ __device__ __forceinline__ FewRows few_rows_of_warp(u32 count) {
     return {first, min(each, count - first)};
 }
 
-// The warp's rows, of PARTS matrices each, come to shared memory, one matrix behind the other. `is_piece`: its rows of
-// a matrix lie in one tensor. Pieces of two are never copied as one, even where these lie side by side.
+// The warp's rows, of PARTS matrices each, come to shared memory, one matrix after the other. `is_piece`: its rows of a
+// matrix are part of one tensor. Those of two are never one copy, even where the tensors are neighbors.
 __device__ __forceinline__ void few_barrier(const FewShared& s) {
     if (threadIdx.x % 32 == 0) {
         barrier_init(s.barriers + threadIdx.x / 32 * 8, 1);

@@ -113,10 +113,10 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_down_shared(const __grid_constant__ FewDow
     down<true>(a);
 }
 
-// few_down_rows: the same for several rows of x by a router's logits, where the shared expert is as large as the others.
-// A block has `each` rows of weights of the experts of one row of x, in tiles of the rows that a warp multiplies at once:
-// of every slot, then of the shared expert. Warps take tiles in turn, each with `stages` under way. What a tile gives
-// waits in shared memory, so that slots are added in their order.
+// few_down_rows: the same for several rows of x by a router's logits, where the shared expert is as large as the
+// others. A block has `each` rows of weights of the experts of one row of x, in tiles of the rows that a warp multiplies
+// at once: of every slot, then of the shared expert. Warps alternate, each with `stages` tiles in flight. What a tile
+// gives waits in shared memory, so that slots are added in their order.
 //
 // grid (tiles of `each` rows of weights, rows), block up to 640. `each` is a multiple of a tile; k a multiple of 256.
 template <bool HAS_SHARED>
@@ -133,7 +133,8 @@ __device__ __forceinline__ void down_rows(const FewDown& f) {
     const u32 n_slots = a.n_used + (HAS_SHARED ? 1 : 0), n_items = n_slots * tiles;
     const FewShared s = few_shared<W>(shared, FEW_WARPS * f.stages, n_slots, runs);
     float* const sums = (float*)(s.weights + warps * f.stages * tile_bytes); // [n_slots][each]
-    const auto staged_of = [&](u32 slot) { return Staged<W, 1>{s.staged + slot * (runs * Vec<W>::RUN_BYTES / 16), runs}; };
+    const u32 words = runs * Vec<W>::RUN_BYTES / 16;
+    const auto staged_of = [&](u32 slot) { return Staged<W, 1>{s.staged + slot * words, runs}; };
     const auto barrier_of = [&](u32 stage) { return s.barriers + 8 * (warp * f.stages + stage); };
     const auto place_of = [&](u32 stage) { return (warp * f.stages + stage) * tile_bytes; };
     const auto is_elsewhere = [&](u32 slot) { return slot < a.n_used && ids[slot] == ELSEWHERE; };

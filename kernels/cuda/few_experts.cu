@@ -1,5 +1,5 @@
 // few_experts: gate, up and activation of the chosen experts, and of a shared one, for one row of x, weights through
-// shared memory (`few.h`). The shared expert may have more rows, and weights of its own for the row's norm.
+// shared memory (`few.h`). The shared expert may have more rows, and separate weights for the row's norm.
 // With a router's logits (-DN_EXPERT) every block chooses its row's experts itself, which costs less than a block that
 // ends last and does it for all; without them ids are read.
 //
@@ -99,7 +99,7 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts(const __grid_constant__ FewExperts
 
 // few_experts_rows: the same for several rows, in blocks that stay, where the shared expert is as large as the others.
 // Rows of weights of every pair, then those of the shared expert for every row of x, are numbered as one. A warp has
-// `each` of them, and `stages` under way.
+// `each` of them, and `stages` in flight.
 //
 // grid (blocks), block up to 640: as many warps as there are rows of x choose.
 KERNEL __maxnreg__(FEW_REGISTERS) few_experts_rows(const __grid_constant__ FewExperts f) {
@@ -111,7 +111,8 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts_rows(const __grid_constant__ FewEx
     const u32 row_bytes = a.k / W::BLOCK * W::BYTES;
     const u32 n_pairs = a.rows * a.n_used, n_items = (n_pairs + (a.n_shared ? a.rows : 0)) * a.n;
     const FewShared s = few_shared<W>(shared, FEW_WARPS * f.stages, a.rows, runs);
-    const auto staged_of = [&](u32 col) { return Staged<W, 1>{s.staged + col * (runs * Vec<W>::RUN_BYTES / 16), runs}; };
+    const u32 words = runs * Vec<W>::RUN_BYTES / 16;
+    const auto staged_of = [&](u32 col) { return Staged<W, 1>{s.staged + col * words, runs}; };
     const auto first_of = [&](u32 of_warp) { return min((blockIdx.x * warps + of_warp) * f.each, n_items); };
     const auto barrier_of = [&](u32 of_warp, u32 stage) { return s.barriers + 8 * (of_warp * f.stages + stage); };
     const auto slot_of = [&](u32 of_warp, u32 stage) { return 2 * (of_warp * f.stages + stage) * row_bytes; };

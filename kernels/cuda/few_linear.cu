@@ -5,8 +5,8 @@
 //
 // Where x comes as packed columns blocks copy these and round nothing.
 //
-// few_long: the same for one row of x, or up to four, and one matrix of so many rows that a block's do not fit in shared
-// memory. A warp takes two rows of the block at a time, in turn with the others, and has `stages` such pairs under way.
+// few_long: the same for up to four rows of x and one matrix with more rows than blocks can hold in shared memory.
+// Warps alternate, two rows of the block at a time, each with `stages` such pairs in flight.
 //
 // few_pack: rows after a gate as packed columns, which otherwise every block would apply to all rows. grid (k / 1024,
 // rounded up, rows), block 128: a thread eight numbers.

@@ -527,8 +527,9 @@ static void test_few_experts_rows(u32 rows, u32 d, u32 d_ff, bool has_shared, u3
     }
     Array<float> hidden((size_t)pairs * d_ff, NAN), shidden((size_t)rows * d_ff, NAN);
     FewExperts a = {};
-    a.op.x = x.data(), a.op.w = gate.matrix, a.op.up = up.matrix, a.op.out = hidden.data(), a.op.bias = gate_bias.data();
-    a.op.rows = rows, a.op.n_used = n_used, a.op.n_expert = n_expert, a.op.n = d_ff, a.op.k = d, a.op.prologue = p;
+    a.op.x = x.data(), a.op.w = gate.matrix, a.op.up = up.matrix, a.op.bias = gate_bias.data();
+    a.op.out = hidden.data(), a.op.rows = rows, a.op.n_used = n_used, a.op.n_expert = n_expert;
+    a.op.n = d_ff, a.op.k = d, a.op.prologue = p;
     a.op.n_shared = has_shared, a.op.shared_n = has_shared ? d_ff : 0;
     a.op.shared_w = sgate.matrix, a.op.shared_up = sup.matrix, a.op.shared_out = shidden.data();
     a.route.logits = logits.data(), a.route.n_used = n_used, a.route.scale = 1.5f;

@@ -106,7 +106,7 @@ fn run_bytes(w: WeightType) -> usize {
 
 /// Shared memory for activations of `runs` runs in `cols` columns and `weights` bytes, which begin at a line.
 fn shared(w: WeightType, cols: usize, runs: usize, weights: usize) -> usize {
-    // Packed columns have a barrier of their own.
+    // Packed columns have a separate barrier.
     let barriers = BARRIERS + if cols > 1 { 16 } else { 0 };
     let before = barriers + SQUARES * cols + cols * runs * run_bytes(w);
     before + weights + 128 + 16
@@ -185,8 +185,8 @@ pub fn linear(
         Some((each, bytes, [n.div_ceil(each) as u32, 1, 1]))
     };
     if cols <= PAIRED_COLS {
-        // One row that needs two waves has `linear_twice`; blocks of four columns are better large.
-        let most = if cols == 2 { 2 } else { 1 };
+        // One row that needs two waves has `linear_twice`.
+        let most = if cols == 1 { 1 } else { 2 };
         let paired = (1..=most).find_map(|waves| {
             let (each, bytes, grid) = of(waves).filter(|&(_, bytes, _)| bytes <= device.half())?;
             Some((device.in_waves(waves, name, grid, bytes, half), each as u32))
@@ -243,8 +243,8 @@ pub fn routed_sums(n_expert: usize) -> usize {
 /// Most rows of `few_long`.
 pub const LONG_ROWS: usize = 4;
 
-/// `few_long` for up to [`LONG_ROWS`] rows: `n` rows of weights of one matrix, more than a block holds; also its rows of
-/// weights of a block, and the pairs of rows that a warp has under way.
+/// `few_long` for up to [`LONG_ROWS`] rows: `n` rows of weights of one matrix, more than a block holds; also its rows
+/// of weights of a block, and the pairs of rows that a warp has in flight.
 pub fn long(w: WeightType, rows: usize, k: usize, n: usize, device: Device) -> Option<(Launch, u32, u32)> {
     const WARPS: usize = 16;
     const NAMES: [&str; 3] = ["few_long1", "few_long2", "few_long4"];
@@ -297,7 +297,7 @@ pub fn pair(
         Some(([counts[0] + counts[1], 1, 1], bytes, counts[0], each.map(|n| n as u32)))
     };
     if cols <= PAIRED_COLS {
-        let paired = (1..=if cols < 4 { 2 } else { 1 }).find_map(|waves| {
+        let paired = (1..=2).find_map(|waves| {
             let (grid, bytes, count, each) = of(waves).filter(|&(_, bytes, ..)| bytes <= device.half())?;
             Some((device.in_waves(waves, NAMES[at], grid, bytes, half), count, each))
         });
@@ -342,8 +342,8 @@ pub fn experts(
     Some((launch, each as u32))
 }
 
-/// `few_experts_rows` for `rows` rows: `n_experts` experts, shared ones counted, of `n` rows of weights of gate and of up
-/// for each; also the rows of weights of a warp, and those that it has under way.
+/// `few_experts_rows` for `rows` rows: `n_experts` experts, shared ones counted, of `n` rows of weights of gate and of
+/// up for each; also the rows of weights of a warp, and those in flight.
 pub fn experts_rows(
     w: WeightType,
     rows: usize,
@@ -392,8 +392,8 @@ pub fn down(
     })
 }
 
-/// `few_down_rows` for `rows` rows: `n` rows of weights of `k` numbers for each of `n_used` slots, and of a shared expert
-/// where there is one; also the rows of weights of a block, and the tiles that a warp has under way.
+/// `few_down_rows` for `rows` rows: `n` rows of weights of `k` numbers for each of `n_used` slots, and of a shared
+/// expert where there is one; also the rows of weights of a block, and the tiles that a warp has in flight.
 pub fn down_rows(
     w: WeightType,
     rows: usize,
@@ -488,7 +488,7 @@ mod tests {
         assert_eq!((of_pair.entry, of_pair.grid, blocks, each), ("few_pair8", [131, 1, 1], 96, [48, 15]));
         // Eight columns: rows lie apart.
         let (eight, each) = linear(q4, 8, 4096, 2048, false, H200, Half::Shared).unwrap();
-        assert_eq!((eight.entry, eight.grid, eight.shared, each), ("few_linear8", [128, 1, 1], 87_600, 16));
+        assert_eq!((eight.entry, eight.grid, eight.shared, each), ("few_linear8", [128, 1, 1], 87_616, 16));
         let (up, each) = experts(q4, 8, 0, [768, 2048], H200, Half::Registers).unwrap();
         assert_eq!((up.grid, up.shared, each), ([128, 1, 1], 114_048, 48));
         let (of_down, each) = down(q6, 8, None, [2048, 768], H200, Half::Shared).unwrap();
@@ -512,6 +512,41 @@ mod tests {
         let (of_pairs, each) = pairs(q6, false, 64, 8, 2048, 768, H200).unwrap();
         assert_eq!((of_pairs.entry, of_pairs.grid, each), ("few_pairs", [32 * 66, 1, 1], 16));
         assert_eq!(linear(WeightType::F32, 1, 2048, 128, false, H200, Half::Shared), None);
+    }
+
+    /// Blocks, rows and shared memory of layers of Qwen3.5-35B-A3B, and of Qwen3-30B-A3B, for two to four rows.
+    #[test]
+    fn geometry_of_rows() {
+        let (q4, q6) = (WeightType::Q4_K, WeightType::Q6_K);
+        let up = |rows, half| experts_rows(q4, rows, 9, [512, 2048], H200, half).unwrap();
+        let (two, four) = (up(2, Half::Registers), up(4, Half::Registers));
+        // A stretch for each of 20 warps, rounded up.
+        assert_eq!((two.0.grid, two.0.block, two.1, two.2), ([116, 1, 1], 640, 4, 2));
+        assert_eq!((four.0.grid, four.0.block, four.1, four.2), ([132, 1, 1], 640, 7, 2));
+        for half in [Half::Shared, Half::Registers] {
+            for rows in 2..=LATE_ROWS {
+                let launch = up(rows, half).0;
+                assert!(launch.grid[0] as usize <= H200.sms && launch.shared as usize <= H200.max_shared / 2);
+                for (w, k, has_shared) in [(q4, 512, true), (q6, 512, true), (q4, 768, false), (q6, 768, false)] {
+                    let (launch, each, stages) = down_rows(w, rows, 8, has_shared, [2048, k], H200, half).unwrap();
+                    let blocks = launch.grid[0] * launch.grid[1];
+                    assert!(
+                        blocks <= 132 && blocks > 120 && each * launch.grid[0] >= 2048 && stages >= 2,
+                        "{launch:?}"
+                    );
+                    assert!(launch.shared as usize <= H200.max_shared / 2);
+                }
+            }
+        }
+        // Tiles whose bytes are no whole pieces, and columns that are no whole warps.
+        assert_eq!(down_rows(q4, 2, 8, false, [2050, 768], H200, Half::Shared), None);
+        assert_eq!(down_rows(WeightType::Q8_0, 2, 8, false, [2048, 704], H200, Half::Shared), None);
+        // Two columns share multiprocessors with the next launch, in one round or two; eight do not.
+        let of = |rows, n| linear(q4, rows, 2048, n, false, H200, Half::Registers).unwrap().0;
+        assert_eq!((of(2, 9216).block, of(2, 9216).grid), (640, [132, 1, 1]));
+        assert_eq!((of(4, 12_352).block, of(4, 12_352).grid), (512, [263, 1, 1]));
+        assert_eq!(long(q6, 4, 2048, 151_936, H200).unwrap().0.entry, "few_long4");
+        assert_eq!(long(q6, 5, 2048, 151_936, H200), None);
     }
 
     /// Two blocks of a launch never fit on a multiprocessor, one of each of two launches always do.

@@ -213,8 +213,8 @@ impl Few<'_> {
         Some(down + 1)
     }
 
-    /// Kernels for one row, or up to `most_rows`, that choose its experts, where shares of the chosen alone are wanted
-    /// and weights fit in shared memory: of gate and up, and of down.
+    /// Kernels for one row, or up to `most_rows`, that choose its experts, where weights are shares of the chosen
+    /// alone and matrices fit in shared memory: of gate and up, and of down.
     fn late(
         &mut self,
         route: &RouteNode,
