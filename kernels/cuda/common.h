@@ -5,8 +5,9 @@
 
 #include "quant/ints.h"
 
-// Programmatic dependent launch (sm_90 and up). A kernel calls PDL_LAUNCH at its start, may then read weights, and
-// every thread calls PDL_WAIT once before it reads what an earlier kernel wrote, or writes anything.
+// Programmatic dependent launch (sm_90 and up). A kernel calls PDL_LAUNCH at its start, may then read weights and what
+// the last step left, and every thread calls PDL_WAIT once before it reads what an earlier kernel of the step wrote, or
+// writes anything.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define PDL_LAUNCH() asm volatile("griddepcontrol.launch_dependents;")
 #define PDL_WAIT() asm volatile("griddepcontrol.wait;" ::: "memory")
