@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use checkpoint::visible;
@@ -167,6 +168,26 @@ fn part_of(path: &Path) -> io::Result<PathBuf> {
     Ok(path.with_file_name(part))
 }
 
+/// How long an unfinished file is kept.
+const KEPT: Duration = Duration::from_secs(3600);
+
+/// Removes what programs that were ended by force left of a file: old files that no program holds.
+fn remove_left(path: &Path) {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else { return };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let file = entry.file_name();
+        let pid = file.to_str().and_then(|file| file.strip_prefix('.')?.strip_prefix(name)?.strip_prefix('.'));
+        let is_part = pid.and_then(|pid| pid.strip_suffix(".part")).is_some_and(|pid| pid.parse::<u32>().is_ok());
+        let Some(of) = entry.metadata().ok().filter(|of| is_part && of.is_file()) else { continue };
+        let is_old = of.modified().is_ok_and(|at| at.elapsed().is_ok_and(|age| age > KEPT));
+        // Who writes it has a lock on it.
+        if is_old && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
 /// From now on `part` is what Ctrl-C leaves unfinished.
 fn begin(part: &Path) {
     *UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner) = Some(part.to_path_buf());
@@ -256,7 +277,10 @@ fn replace(
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<()> {
     let part = part_of(path)?;
+    remove_left(path);
     let file = File::options().write(true).create_new(true).open(&part)?;
+    // Where files have no locks, nothing is removed.
+    let _ = file.try_lock();
     begin(&part);
     let wrote = whole(file, write).and_then(|file| {
         permissions.map_or(Ok(()), |permissions| file.set_permissions(permissions))?;
@@ -284,6 +308,28 @@ mod tests {
         for (error, expected) in cases {
             assert_eq!(chain(&error), expected);
         }
+    }
+
+    #[test]
+    fn what_was_left_unfinished_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let make = |name: &str, hours: u32| {
+            let file = File::create(folder.path().join(name)).unwrap();
+            let time = std::time::SystemTime::now() - KEPT * hours;
+            file.set_modified(time).unwrap();
+            file
+        };
+        let names = [".a.1.part", ".a.2.part", ".a.x.part", ".b.1.part"];
+        let files = names.map(|name| make(name, 2));
+        files[1].try_lock().unwrap();
+        drop(make(".a.3.part", 0));
+        fs::create_dir(folder.path().join(".a.4.part")).unwrap();
+        file(&folder.path().join("a"), |out| out.write_all(b"x")).unwrap();
+        let entries =
+            fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut left: Vec<String> = entries.collect();
+        left.sort();
+        assert_eq!(left, [".a.2.part", ".a.3.part", ".a.4.part", ".a.x.part", ".b.1.part", "a"]);
     }
 
     #[test]

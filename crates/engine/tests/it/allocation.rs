@@ -47,6 +47,7 @@ fn decoding_allocates_nothing() {
             assert!(events.len() == 8 || (max_draft > 0 && events.len() > 8));
         }
         assert_eq!(heap::count() - before, 0, "{name}, {kinds:?}");
-        assert_eq!(engine.stats().drafted > if is_adaptive { 10 } else { 100 }, max_draft > 0);
+        // How many pay follows from measured times.
+        assert_eq!(engine.stats().drafted > if is_adaptive { 0 } else { 100 }, max_draft > 0);
     }
 }

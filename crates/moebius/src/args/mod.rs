@@ -14,7 +14,9 @@ use crate::version;
 pub use devices::DeviceList;
 pub use files::{CompareArgs, ConvertArgs, ImatrixArgs, OutputFormat, PullArgs, QuantizeArgs};
 use model::arch::Stretch;
-use parse::{parse_bytes, parse_devices, parse_host, parse_image_tokens, parse_origin, parse_pair, parse_stretch};
+use parse::{
+    parse_bytes, parse_devices, parse_host, parse_image_tokens, parse_origin, parse_pair, parse_server, parse_stretch,
+};
 pub use sampling::SamplingArgs;
 
 /// Run mixture-of-experts language models on your own machine.
@@ -665,6 +667,9 @@ pub struct ConfigArgs {
 
 #[derive(Debug, Args)]
 pub struct HealthArgs {
+    /// Server, as http://HOST:PORT or HOST:PORT [default: of --host and --port]
+    #[arg(value_name = "URL", value_parser = parse_server)]
+    pub url: Option<String>,
     /// Address that the server listens on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = parse_host)]
     pub host: std::net::IpAddr,

@@ -80,6 +80,20 @@ pub(super) fn parse_host(text: &str) -> Result<std::net::IpAddr, String> {
     }
 }
 
+/// Parses where a server is: `http://host:port` with what may follow, or `host:port`. Returns `host:port`.
+pub(super) fn parse_server(text: &str) -> Result<String, String> {
+    let (is_url, rest) = text.strip_prefix("http://").map_or((false, text), |rest| (true, rest));
+    let server = rest.split('/').next().unwrap_or_default();
+    let has_port = server.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+    match (has_port, is_url && !server.is_empty()) {
+        _ if server.contains(['@', '?', '#', ' ']) || rest.contains("://") => {}
+        (true, _) => return Ok(server.into()),
+        (false, true) => return Ok(format!("{server}:80")),
+        _ => {}
+    }
+    Err(format!("{text} is no address of a server, for example http://127.0.0.1:8080; TLS is not spoken"))
+}
+
 /// Parses an origin as browsers send it: `http://host:port`, or `*`.
 pub(super) fn parse_origin(text: &str) -> Result<String, String> {
     let host = text.strip_prefix("http://").or(text.strip_prefix("https://"));

@@ -581,6 +581,14 @@ fn health_is_asked_of_the_server_that_runs() {
         command.env("MOEBIUS_CONFIG", "").env("MOEBIUS_HOST", "0.0.0.0").args(["health", "--port", port]).args(more);
         command.output().expect("run")
     };
+    for url in [format!("http://localhost:{port}/"), format!("127.0.0.1:{port}")] {
+        let output = ask(&[&url], "1");
+        assert!(output.status.success() && output.stdout.starts_with(b"{\"status\":\"ok\""), "{output:?}");
+    }
+    for (url, said) in [("https://localhost", "TLS is not spoken"), ("8080", "is no address of a server")] {
+        let output = ask(&[url], port);
+        assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains(said), "{output:?}");
+    }
     for more in [&[][..], &["--ready"]] {
         let output = ask(more, port);
         assert!(output.status.success() && output.stdout.starts_with(b"{\"status\":\"ok\""), "{output:?}");
