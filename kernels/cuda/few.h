@@ -80,15 +80,15 @@ __device__ __forceinline__ void few_take(const FewShared& s, const Columns& c, u
         }
     }
     if (c.squares == nullptr) return;
-    const u32 warps = blockDim.x / 32;
-    for (u32 i = threadIdx.x; i < warps * cols; i += blockDim.x) {
-        const u32 col = i / warps, first = i - col * warps;
-        float sum = 0.0f;
-        for (u32 part = first; col < n_cols && part < c.n_squares; part += warps) {
-            sum += c.squares[col * c.n_squares + part];
-        }
-        s.squares[FEW_WARPS * col + first] = sum;
+    // A thread for each warp and column: there are more.
+    const u32 warps = blockDim.x / 32, col = threadIdx.x % cols, first = threadIdx.x / cols;
+    if (first >= warps) return;
+    float sum = 0.0f;
+#pragma unroll 1
+    for (u32 part = first; col < n_cols && part < c.n_squares; part += warps) {
+        sum += c.squares[col * c.n_squares + part];
     }
+    s.squares[FEW_WARPS * col + first] = sum;
 }
 
 // Brings the norm's weights near.
@@ -276,17 +276,20 @@ __device__ __forceinline__ void few_rows(const FewShared& s, const Prologue& pro
         if (own == col) r = factor;
     }
     if (rows.n > 0) barrier_wait(s.barriers + threadIdx.x / 32 * 8, 0);
+    const u8* at = s.weights + rows.first * row_bytes;
 #pragma unroll 1
-    for (u32 i = rows.first; i < rows.first + rows.n; i++) {
+    for (u32 i = rows.first, end = rows.first + rows.n; i < end; i++, at += row_bytes) {
         float sum[COLS];
 #pragma unroll
         for (int col = 0; col < COLS; col++) sum[col] = 0.0f;
 #pragma unroll 1
         for (u32 unit = lane; unit < units; unit += 32) {
             typename W::Raw raw;
-            const u8* at = s.weights + i * row_bytes;
             W::load({at, at, at, k}, unit, raw);
-            staged.dot(raw, unit, 0, sum);
+            // Columns' addresses are found anew, which takes fewer registers than it takes to keep them.
+            u32 now = runs;
+            asm volatile("" : "+r"(now));
+            Staged<W, COLS>{s.staged, now}.dot(raw, unit, 0, sum);
         }
         const float mine = few_sums(sum);
         if (lane % LANES == 0 && own < n_cols) store(i, own, mine * r);

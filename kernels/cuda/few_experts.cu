@@ -169,11 +169,10 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts_rows(const __grid_constant__ FewEx
 #pragma unroll 1
     while (item < end) {
         // Rows of one pair, a lane each.
-        const u32 pair = item / a.n, first = item - pair * a.n, count = min(min(end - item, a.n - first), 32u);
-        const bool is_shared = pair >= n_pairs;
-        const u32 token = is_shared ? pair - n_pairs : pair / a.n_used, id = is_shared ? 0 : chosen[pair];
-        const bool is_there = is_shared || id < a.n_expert;
-        const Staged<W, 1> staged = staged_of(token);
+        const auto pair_of = [&](u32 item) { return item / a.n; };
+        const auto token_of = [&](u32 pair) { return pair >= n_pairs ? pair - n_pairs : pair / a.n_used; };
+        const u32 count = min(min(end - item, a.n - item % a.n), 32u);
+        const Staged<W, 1> staged = staged_of(token_of(pair_of(item)));
         if (HOLDS && lane < units) staged.hold(lane, x);
         float sum = 0.0f, up = 0.0f;
 #pragma unroll 1
@@ -211,6 +210,11 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts_rows(const __grid_constant__ FewEx
             if (lane == i) sum = is_upper ? other : half, up = is_upper ? half : other;
             if (++stage == f.stages) stage = 0, parity ^= 1;
         }
+        // Found again, for want of registers.
+        const u32 pair = pair_of(item - 1), first = item - count - pair * a.n, token = token_of(pair);
+        const bool is_shared = pair >= n_pairs;
+        const u32 id = is_shared ? 0 : chosen[pair];
+        const bool is_there = is_shared || id < a.n_expert;
         const float r = few_factor(a.prologue, s.squares, token, a.k);
         if (lane < count) {
             const u64 row = (u64)id * a.n + first + lane;

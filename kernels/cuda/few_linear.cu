@@ -81,7 +81,7 @@ __device__ __forceinline__ void few_linear(const Linear& a, const Columns& colum
         if (is_packed) barrier_wait(of_columns, 0);
         TRACE(3);
         few_rows<W, COLS>(s, a.prologue, a.rows, a.k, rows, row_bytes,
-                          [&](u32 i, u32 col, float sum) { linear_store(a, first + i, col, sum); });
+                          [&](u32 i, u32 col, float sum) { linear_store(a, block * each + i, col, sum); });
     }
     TRACE(4);
 }

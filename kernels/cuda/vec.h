@@ -236,12 +236,17 @@ struct Staged {
                 u32 one[4], two[4];
                 float scale, min;
                 W::group(raw, unit, g, one, two, scale, min);
+                // One run after the other, for want of registers.
+                u32 sum[COLS];
+#pragma unroll
+                for (int col = 0; col < COLS; col++) sum[col] = dots(one, words(0, col)[at], 0);
+#pragma unroll
+                for (int col = 0; col < COLS; col++) sum[col] = dots(two, words(0, col)[at ^ 1], sum[col]);
 #pragma unroll
                 for (int col = 0; col < COLS; col++) {
                     // Both runs have the same scale.
                     const float4 d = *(const float4*)(scales(col) + (at & ~1u));
-                    const u32 sum = dots(two, words(0, col)[at ^ 1], dots(one, words(0, col)[at], 0));
-                    acc[col] = fmaf(scale, d.x * (float)(int)sum, acc[col]);
+                    acc[col] = fmaf(scale, d.x * (float)(int)sum[col], acc[col]);
                     acc[col] = fmaf(-min, d.y + d.w, acc[col]);
                 }
             }
