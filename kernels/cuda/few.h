@@ -265,7 +265,6 @@ template <class W, int COLS, class Store>
 __device__ __forceinline__ void few_rows(const FewShared& s, const Prologue& prologue, u32 n_cols, u32 k, FewRows rows,
                                          u32 row_bytes, const Store& store) {
     const u32 units = (k + W::UNIT - 1) / W::UNIT, runs = ((k + 15) / 16 + 31) / 32 * 32, lane = threadIdx.x % 32;
-    const Staged<W, COLS> staged = {s.staged, runs};
     // Of the lane's column.
     constexpr u32 LANES = 32 / COLS;
     const u32 own = lane / LANES;

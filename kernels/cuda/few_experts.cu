@@ -200,14 +200,10 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts_rows(const __grid_constant__ FewEx
                 const u32 next = item + f.stages, of = next / a.n;
                 copy(warp, stage, of, next - of * a.n, of < n_pairs ? chosen[of] : 0);
             }
-            // The lower half of the warp adds up gate, the upper half up.
-            const bool is_upper = lane >= 16;
-            float half = (is_upper ? sums[1][0] : sums[0][0]) +
-                         __shfl_xor_sync(FULL_MASK, is_upper ? sums[0][0] : sums[1][0], 16);
-#pragma unroll
-            for (int step = 8; step > 0; step /= 2) half += __shfl_xor_sync(FULL_MASK, half, step);
-            const float other = __shfl_xor_sync(FULL_MASK, half, 16);
-            if (lane == i) sum = is_upper ? other : half, up = is_upper ? half : other;
+            // The lower half of the warp has the sum of gate, the upper half that of up.
+            float both[2] = {sums[0][0], sums[1][0]};
+            const float half = few_sums(both), other = __shfl_xor_sync(FULL_MASK, half, 16);
+            if (lane == i) sum = lane < 16 ? half : other, up = lane < 16 ? other : half;
             if (++stage == f.stages) stage = 0, parity ^= 1;
         }
         // Found again, for want of registers.
