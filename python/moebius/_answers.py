@@ -146,20 +146,20 @@ class Stream(Iterator[str]):
         self.close()
 
     def _next(self) -> tuple[str, str]:
-        while not self._waiting:
-            if self._ended:
-                raise StopIteration
-            self._read()
+        try:
+            while not self._waiting and not self._ended:
+                self._read()
+        except BaseException:
+            # Ctrl-C, say: nobody reads the rest, and the error's traceback keeps this stream alive.
+            self.close()
+            raise
+        if not self._waiting:
+            raise StopIteration
         return self._waiting.pop(0)
 
     def _read(self) -> None:
         """Takes what has come: events that end with an empty line, `data: ` before their JSON."""
-        try:
-            piece = self._call.piece()
-        except BaseException:
-            # Ctrl-C, say: nobody will read the rest.
-            self.close()
-            raise
+        piece = self._call.piece()
         if piece is None:
             self._ended = True
             return
@@ -170,7 +170,6 @@ class Stream(Iterator[str]):
 
     def _take(self, event: dict[str, Any]) -> None:
         if "error" in event:
-            self.close()
             raise failure(None, event)
         if event.get("usage"):
             self.answer.usage = usage(event["usage"])
@@ -258,8 +257,13 @@ class AsyncStream(AsyncIterator[str]):
 
 def answer_of(call: Call) -> Any:
     """A whole answer, as values of JSON."""
-    open_call(call)
-    return json.loads(read(call))
+    try:
+        open_call(call)
+        return json.loads(read(call))
+    except BaseException:
+        # Ctrl-C, say: the error's traceback keeps the call alive.
+        call.cancel()
+        raise
 
 
 def open_call(call: Call) -> None:

@@ -37,6 +37,21 @@ def test_a_stream_is_the_answer_in_pieces(model):
     assert "".join(text for kind, text in events if kind == "text") == whole.text
 
 
+def test_an_interrupt_while_an_answer_is_read_ends_its_request(model, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    stream = model.complete("Once upon a time", stream=True, ignore_eos=True, max_tokens=1000)
+    next(stream)
+    monkeypatch.setattr("moebius._answers.json.loads", interrupt)
+    for read in (lambda: list(stream), lambda: model.complete("Once upon a time", max_tokens=8)):
+        with pytest.raises(KeyboardInterrupt) as held:
+            read()
+        # The traceback holds what was read, as it does in an `except` clause.
+        assert held.traceback
+        idle(model, 2)
+
+
 def test_texts_go_on(model):
     tokens = model.tokenize("Once upon a time", add_special=True)
     whole = model.complete("Once upon a time", temperature=0, max_tokens=12)
