@@ -128,7 +128,7 @@ pub fn rows() -> Vec<Row> {
     let blocks = Ops { cached: 2e-4, only_cached: true, ..ops };
     for cache in BLOCKS {
         let first = format!("cpu scalar, {cache} cache");
-        let is_enough = |isa: &Isa| cache == CacheType::Q8_0 || [Isa::Scalar, Isa::best()].contains(isa);
+        let is_enough = |isa: &Isa| cache.k == cache.v || [Isa::Scalar, Isa::best()].contains(isa);
         for isa in isas().filter(is_enough) {
             let name = format!("cpu {isa}, {cache} cache");
             let twin = (isa != Isa::Scalar).then(|| first.clone());
@@ -144,13 +144,19 @@ pub fn rows() -> Vec<Row> {
 const OF_HOST: &[&str] = &["add_bias", "gelu", "choose"];
 
 /// Caches of blocks.
-pub const BLOCKS: [CacheType; 3] =
-    [CacheType::Q8_0, CacheType { k: KvType::Q8_0, v: KvType::F32 }, CacheType { k: KvType::F16, v: KvType::Q8_0 }];
+pub const BLOCKS: [CacheType; 5] = [
+    CacheType::Q8_0,
+    CacheType { k: KvType::Q8_0, v: KvType::F32 },
+    CacheType { k: KvType::F16, v: KvType::Q8_0 },
+    CacheType::Q4_0,
+    CacheType { k: KvType::Q8_0, v: KvType::Q4_0 },
+];
 
 impl Row {
-    /// Whether the row's cache can hold what the plan puts there.
+    /// Whether the row's cache can hold what the plan puts there. Rows of blocks differ from others in caches alone: they
+    /// have nothing to do with plans without one.
     pub fn fits(&self, plan: &Plan) -> bool {
-        self.blocks.is_none_or(|cache| cache.misfit(plan).is_none())
+        self.blocks.is_none_or(|cache| !plan.caches.is_empty() && cache.misfit(plan).is_none())
     }
 }
 

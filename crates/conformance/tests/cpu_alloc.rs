@@ -43,6 +43,7 @@ fn steps_allocate_nothing() {
             (Policy::Mapped, CacheType::F16),
             (Policy::Stream { slabs: 0 }, CacheType::F16),
             (Policy::Mapped, CacheType::Q8_0),
+            (Policy::Mapped, CacheType::Q4_0),
         ] {
             let mut session = Session::new(&Cpu { isa: Isa::best(), threads: 2, cache, residency }, &model, 1024);
             let prompt = tokens(600, 1);

@@ -87,7 +87,7 @@ fn the_footprint_is_what_compiling_allocates() {
                 (CacheType::F32, 3, Policy::CopyDense),
                 (CacheType::F16, 2, Policy::CopyAll),
                 (CacheType::Q8_0, 2, Policy::Mapped),
-                (CacheType { k: KvType::F16, v: KvType::Q8_0 }, 1, Policy::Mapped),
+                (CacheType { k: KvType::Q8_0, v: KvType::Q4_0 }, 1, Policy::Mapped),
                 (CacheType::F16, 2, Policy::Stream { slabs: 1 << 20 }),
             ] {
                 if cache.misfit(&plan).is_some() {

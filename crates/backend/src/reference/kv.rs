@@ -52,9 +52,16 @@ impl Kv {
         for (chunk, token, pos) in tokens(batch) {
             let slot = self.slot(batch, chunk, pos);
             let CacheType { k: of_k, v: of_v } = self.rounds;
-            write(of_k, self.decl.d_k, &k[token * k_row..][..k_row], &mut self.k[slot * k_row..][..k_row]);
+            let [k_rotation, v_rotation] = self.rounds.rotations(&self.decl);
+            let write = |t: KvType, rotation: usize, width: usize, x: &[f32], out: &mut [f32]| {
+                out.copy_from_slice(x);
+                out.chunks_exact_mut(width).for_each(|head| t.round(rotation, head));
+            };
+            let (k, k_out) = (&k[token * k_row..][..k_row], &mut self.k[slot * k_row..][..k_row]);
+            write(of_k, k_rotation, self.decl.d_k, k, k_out);
             if let Some(v) = v {
-                write(of_v, self.decl.d_v, &v[token * v_row..][..v_row], &mut self.v[slot * v_row..][..v_row]);
+                let (v, v_out) = (&v[token * v_row..][..v_row], &mut self.v[slot * v_row..][..v_row]);
+                write(of_v, v_rotation, self.decl.d_v, v, v_out);
             }
         }
     }
@@ -134,12 +141,6 @@ impl Kv {
     fn slot(&self, batch: &Batch, chunk: &Chunk, pos: usize) -> usize {
         batch.page(chunk, self.decl.window.is_some(), pos / PAGE) as usize * PAGE + pos % PAGE
     }
-}
-
-/// Writes heads of `width` numbers, rounded to a type.
-fn write(t: KvType, width: usize, x: &[f32], out: &mut [f32]) {
-    out.copy_from_slice(x);
-    out.chunks_exact_mut(width).for_each(|head| t.round(head));
 }
 
 /// Chunk, index in the step and position of every token of the step.

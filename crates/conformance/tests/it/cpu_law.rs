@@ -13,6 +13,9 @@ use quant::{ScaleType, WeightType};
 const CLAMPED: Gate = Gate::ClampedSwiglu { alpha: 1.702, limit: 1.0 };
 
 /// Shapes that differ from each other in every field.
+/// A cache of each kind of numbers.
+const CACHES: [CacheType; 3] = [CacheType::F16, CacheType::Q8_0, CacheType::Q4_0];
+
 const SHAPES: [Shape; 7] = [
     PLAIN,
     Shape { n_head: 8, n_kv: 1, d_k: 128, d_v: 128, pairing: RopePairing::Interleaved, fused: false, ..PLAIN },
@@ -182,7 +185,7 @@ fn instruction_sets_and_threads_change_no_bit() {
         .chain(&QUANTIZED)
         .chain(&PLANAR)
         .chain(&DELTA)
-        .zip([CacheType::F16, CacheType::F32, BLOCKS[0], BLOCKS[1], BLOCKS[2]].into_iter().cycle())
+        .zip([CacheType::F16, CacheType::F32].into_iter().chain(BLOCKS).cycle())
     {
         let model = model(*shape);
         let cache = if cache.misfit(&model.0).is_some() { CacheType::F16 } else { cache };
@@ -307,7 +310,8 @@ fn segments_merge_alike_in_prefill_and_decode() {
     let of = |i: usize, cache| (SHAPES[i], cache);
     let floats = [of(0, CacheType::F16), of(3, CacheType::F32), of(4, CacheType::F16), of(6, CacheType::F32)];
     let blocks = [of(0, CacheType::Q8_0), of(1, BLOCKS[1]), of(4, CacheType::Q8_0), of(5, BLOCKS[2])];
-    for (shape, cache) in floats.into_iter().chain(blocks) {
+    let rotated = [of(0, CacheType::Q4_0), of(4, BLOCKS[4])];
+    for (shape, cache) in floats.into_iter().chain(blocks).chain(rotated) {
         let model = model(shape);
         let prompt = tokens(1030, 4);
         let mut whole = Session::new(&cpu_with(Isa::best(), 1, cache), &model, 1056);
@@ -330,7 +334,7 @@ fn many_threads_give_the_same_bits() {
     let prompt = tokens(300, 5);
     for (i, shape) in SHAPES.into_iter().enumerate() {
         let model = model(shape);
-        for cache in [CacheType::F16, CacheType::Q8_0].into_iter().filter(|cache| cache.misfit(&model.0).is_none()) {
+        for cache in CACHES.into_iter().filter(|cache| cache.misfit(&model.0).is_none()) {
             let run = |threads| {
                 let mut session = Session::new(&cpu_with(Isa::best(), threads, cache), &model, 320);
                 session.step(&[(0, &prompt)]).to_vec()
@@ -350,7 +354,7 @@ fn contexts_longer_than_a_round_of_segments_give_the_same_bits() {
         session.n_past[0] = 20_000;
         session.step(&[(0, &tokens(3, 5)), (1, &tokens(2, 6))]).to_vec()
     };
-    for cache in [CacheType::F16, CacheType::Q8_0] {
+    for cache in CACHES {
         let wanted = run(Isa::best(), 1, cache);
         assert!(wanted.iter().all(|x| x.is_finite()));
         for threads in [2, 3] {

@@ -226,12 +226,13 @@ fn the_law_holds() {
     let caches = [CacheType::F16, CacheType::F32, CacheType::F32, CacheType::F16];
     // Heads of whole blocks.
     let blocks = [Shape { d_pe: 32, ..SMALL }, Shape { n_head: 3, d_pe: 64, d_latent: 512, ..SMALL }];
-    let blocks = blocks.map(|shape| (shape, [Form::Whole, Form::Split].map(|form| (form, CacheType::Q8_0))));
+    let ways = [CacheType::Q8_0, CacheType::Q4_0]
+        .map(|cache| blocks.map(|shape| (shape, [(Form::Whole, cache), (Form::Split, cache)])));
     let floats = SHAPES
         .into_iter()
         .zip(caches)
         .map(|(shape, cache)| (shape, [(Form::Whole, cache), (Form::Split, caches[usize::from(cache == caches[0])])]));
-    for (shape, ways) in floats.chain(blocks) {
+    for (shape, ways) in floats.chain(ways.into_iter().flatten()) {
         for (form, cache) in ways {
             let model = model(shape, form);
             let prompt = tokens(50, 9);

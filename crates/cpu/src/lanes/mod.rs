@@ -122,6 +122,11 @@ pub trait Lanes: Float {
     /// # Safety
     /// `p` points to 32 readable bytes.
     unsafe fn load_pairs(p: *const i8) -> Self::Pairs;
+    /// Reads 16 pairs of integers of 4 bits, stored 8 more than they are: the low or the high halves of 32 bytes.
+    ///
+    /// # Safety
+    /// `p` points to 32 readable bytes.
+    unsafe fn load_halves(p: *const u8, is_high: bool) -> Self::Pairs;
     /// `sum + a[0]·b[0] + a[1]·b[1]` in every lane, exact: no sum leaves i32.
     ///
     /// # Safety

@@ -213,6 +213,18 @@ impl Lanes for Neon {
             [low(first), vmovl_high_s8(first), low(second), vmovl_high_s8(second)]
         })
     }
+    /// As [`Lanes::load_pairs`] here.
+    #[inline(always)]
+    unsafe fn load_halves(p: *const u8, is_high: bool) -> [int16x8_t; 4] {
+        simd!({
+            let uint8x16x2_t(first, second) = vld2q_u8(p);
+            let half = |bytes| if is_high { vshrq_n_u8::<4>(bytes) } else { vandq_u8(bytes, vdupq_n_u8(15)) };
+            let integers = |bytes| vsubq_s8(vreinterpretq_s8_u8(half(bytes)), vdupq_n_s8(8));
+            let low = |bytes| vmovl_s8(vget_low_s8(bytes));
+            let (first, second) = (integers(first), integers(second));
+            [low(first), vmovl_high_s8(first), low(second), vmovl_high_s8(second)]
+        })
+    }
     #[inline(always)]
     unsafe fn dot_pairs(sum: [int32x4_t; 4], a: [int16x8_t; 4], b: *const i16) -> [int32x4_t; 4] {
         simd!({

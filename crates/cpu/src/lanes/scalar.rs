@@ -147,6 +147,12 @@ impl Lanes for Scalar {
         unsafe { p.cast::<[[i8; 2]; 16]>().read() }
     }
     #[inline(always)]
+    unsafe fn load_halves(p: *const u8, is_high: bool) -> [[i8; 2]; 16] {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { p.cast::<[[u8; 2]; 16]>().read() };
+        bytes.map(|pair| pair.map(|byte| (if is_high { byte >> 4 } else { byte & 15 }) as i8 - 8))
+    }
+    #[inline(always)]
     unsafe fn dot_pairs(mut sum: [i32; 16], a: [[i8; 2]; 16], b: *const i16) -> [i32; 16] {
         // SAFETY: the caller's promise.
         let b = unsafe { b.cast::<[i16; 2]>().read_unaligned() }.map(i32::from);

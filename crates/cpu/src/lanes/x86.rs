@@ -47,6 +47,15 @@ fn pow2_256(e: __m256i) -> __m256 {
     simd!(_mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(e, _mm256_set1_epi32(127)))))
 }
 
+/// The low or the high halves of bytes, less 8, as bytes with a sign.
+#[inline(always)]
+fn halves(bytes: __m256i, is_high: bool) -> __m256i {
+    simd!({
+        let low = if is_high { _mm256_srli_epi16::<4>(bytes) } else { bytes };
+        _mm256_sub_epi8(_mm256_and_si256(low, _mm256_set1_epi8(15)), _mm256_set1_epi8(8))
+    })
+}
+
 #[inline(always)]
 fn scale2_256(x: __m256, n: __m256) -> __m256 {
     simd!({
@@ -217,6 +226,14 @@ impl Lanes for Avx2 {
         ])
     }
     #[inline(always)]
+    unsafe fn load_halves(p: *const u8, is_high: bool) -> [__m256i; 2] {
+        simd!({
+            let integers = halves(_mm256_loadu_si256(p.cast()), is_high);
+            let high = _mm256_extracti128_si256::<1>(integers);
+            [_mm256_cvtepi8_epi16(_mm256_castsi256_si128(integers)), _mm256_cvtepi8_epi16(high)]
+        })
+    }
+    #[inline(always)]
     unsafe fn dot_pairs(sum: [__m256i; 2], a: [__m256i; 2], b: *const i16) -> [__m256i; 2] {
         simd!({
             let b = _mm256_set1_epi32(b.cast::<i32>().read_unaligned());
@@ -355,6 +372,10 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn load_pairs(p: *const i8) -> __m512i {
         simd!(_mm512_cvtepi8_epi16(_mm256_loadu_si256(p.cast())))
+    }
+    #[inline(always)]
+    unsafe fn load_halves(p: *const u8, is_high: bool) -> __m512i {
+        simd!(_mm512_cvtepi8_epi16(halves(_mm256_loadu_si256(p.cast()), is_high)))
     }
     #[inline(always)]
     unsafe fn dot_pairs(sum: __m512i, a: __m512i, b: *const i16) -> __m512i {

@@ -18,9 +18,9 @@ use super::attention_tile::{Queries, Scoring, Seen, Tile, tile_on, unpack, unpac
 use super::kv_append::CacheView;
 use super::linear::{N_KINDS, kind_index, quantize};
 use super::softmax_state::{Shared, State, merge};
-use backend::cache_type::BLOCK;
+use backend::cache_type::{BLOCK, rotate};
 use backend::{Batch, CompileError, KvType, PAGE};
-use quant::act::{ActKind, ActRow};
+use quant::act::{ActKind, ActRow, quantise32};
 use sys::arena::zeroed;
 
 /// Pages of a segment.
@@ -186,10 +186,11 @@ impl Unit<'_> {
         (self.tile.first as usize + r / self.n_head, self.head + r % self.n_head)
     }
 
-    /// Copies the query rows into `scratch`: with zeros up to whole lanes, or quantized, as the scores read them.
+    /// Copies the query rows into `scratch`: rotated as the keys are, with zeros up to whole lanes, or quantized, as the
+    /// scores read them.
     fn gather(&self, scratch: &mut AttentionScratch, acts: &[ActsShared; N_KINDS]) {
         let d = self.cache.d_k;
-        if self.cache.has_key_blocks() {
+        if self.cache.has_key_blocks() && !self.cache.has_rotated_keys() {
             let to = scratch.q16.chunks_exact_mut(d).zip(scratch.scales.chunks_exact_mut(d / BLOCK));
             for (r, (q, scales)) in to.take(self.rows()).enumerate() {
                 let (token, head) = self.token_and_head(r);
@@ -205,6 +206,14 @@ impl Unit<'_> {
             // SAFETY: q is not written during this op.
             row[..d].copy_from_slice(unsafe { &self.step.q.row(token)[head * d..(head + 1) * d] });
             row[d..].fill(0.0);
+            rotate(&mut row[..d], self.cache.rotations[0]);
+            if self.cache.has_key_blocks() {
+                let (q, scales) = (&mut scratch.q16[r * d..][..d], &mut scratch.scales[r * (d / BLOCK)..]);
+                for (b, scale) in scales[..d / BLOCK].chunks_exact_mut(1).enumerate() {
+                    let at = b * BLOCK..(b + 1) * BLOCK;
+                    quantise32(&row[at.clone()], &mut q[at], scale, &mut [0]);
+                }
+            }
         }
     }
 
@@ -234,6 +243,7 @@ impl Unit<'_> {
                 let o = std::slice::from_raw_parts(total.o(r), d);
                 let l = total.ml(r)[1];
                 out.iter_mut().zip(o).for_each(|(out, o)| *out = o / l);
+                rotate(out, self.cache.rotations[1]);
             }
         }
     }
@@ -241,7 +251,8 @@ impl Unit<'_> {
 
 /// Runs the op.
 pub fn attention(run: &mut Run, step: &AttentionStep, cache: &CacheView) {
-    if cache.has_key_blocks() {
+    // Each unit quantizes rotated queries by itself.
+    if cache.has_key_blocks() && !cache.has_rotated_keys() {
         quantize(run, ActKind::Block32, step.q.by_heads(step.n_head), run.step.pos.len() * step.n_head);
     }
     let units = Units::new(run, step, cache);
@@ -397,7 +408,7 @@ unsafe fn segment_of(isa: CheckedIsa, unit: &Unit, segment: usize, state: State,
         let is_unpacked = match cache.types.k {
             KvType::F32 => false,
             KvType::F16 => cache.latent && rows >= UNPACK_ROWS,
-            KvType::Q8_0 => cache.latent,
+            KvType::Q8_0 | KvType::Q4_0 => cache.latent,
         };
         // SAFETY: `bytes` is the tile of the page; `q` and `state` by the caller's promise.
         let mut tile = unsafe { Tile::new(cache, unit.scoring(), bytes, queries, state) };
@@ -406,8 +417,10 @@ unsafe fn segment_of(isa: CheckedIsa, unit: &Unit, segment: usize, state: State,
             // SAFETY: the tile has rows up to the last visible position, which are not written during this op.
             unsafe {
                 match cache.types.k {
-                    KvType::Q8_0 => unpack_blocks(isa, bytes.cast(), cache.d_k, written, unpacked),
-                    _ => unpack(isa, std::slice::from_raw_parts(bytes.cast(), written * cache.v_stride()), unpacked),
+                    t @ (KvType::Q8_0 | KvType::Q4_0) => unpack_blocks(isa, t, bytes, cache.d_k, written, unpacked),
+                    KvType::F16 | KvType::F32 => {
+                        unpack(isa, std::slice::from_raw_parts(bytes.cast(), written * cache.v_stride()), unpacked)
+                    }
                 }
                 tile = tile.unpacked(unpacked.as_ptr());
             }

@@ -94,11 +94,12 @@ on_isa! {
     pub fn unpack(from: &[u16], to: &mut [f32]) = unpack_lanes
 }
 on_isa! {
-    /// The first `n` rows of a latent tile of blocks to f32; rows have `d` numbers.
+    /// The first `n` rows of a latent tile of blocks to f32, as they are stored: rotated; rows have `d` numbers.
     ///
     /// # Safety
-    /// `from` points to a tile, whose first `n` rows and their scales are readable; `to` has room for them.
-    pub unsafe fn unpack_blocks(from: *const i8, d: usize, n: usize, to: &mut [f32]) = unpack_blocks_lanes
+    /// `from` points to a tile of blocks of type `t`, whose first `n` rows and their scales are readable; `to` has room
+    /// for them.
+    pub unsafe fn unpack_blocks(t: KvType, from: *const u8, d: usize, n: usize, to: &mut [f32]) = unpack_blocks_lanes
 }
 on_isa! {
     /// All query rows against a tile; row `r` sees the tile's positions `valid[r]`.
@@ -116,14 +117,27 @@ fn unpack_lanes<L: Lanes>(from: &[u16], to: &mut [f32]) {
 /// # Safety
 /// See [`unpack_blocks`].
 #[inline(always)]
-unsafe fn unpack_blocks_lanes<L: Lanes>(from: *const i8, d: usize, n: usize, to: &mut [f32]) {
+unsafe fn unpack_blocks_lanes<L: Lanes>(t: KvType, from: *const u8, d: usize, n: usize, to: &mut [f32]) {
+    let m = if t == KvType::Q4_0 { BLOCK / 2 } else { BLOCK };
     // SAFETY: the caller's promise.
-    let scales = unsafe { std::slice::from_raw_parts(from.add(PAGE * d).cast::<[u8; 2]>(), n * d / BLOCK) };
+    let scales = unsafe { std::slice::from_raw_parts(from.add(PAGE * d / BLOCK * m).cast::<[u8; 2]>(), n * d / BLOCK) };
     for (i, (scale, to)) in scales.iter().zip(to.as_chunks_mut::<BLOCK>().0).enumerate() {
         let scale = L::splat(f16::from_le_bytes(*scale).to_f32());
-        for half in [0, 16] {
-            // SAFETY: as above; the room is a block.
-            unsafe { L::load_i8(from.add(BLOCK * i + half)).mul(scale).store(to.as_mut_ptr().add(half)) };
+        // SAFETY: as above; the room is a block.
+        unsafe {
+            let q = from.add(m * i);
+            let mut integers = [0i8; BLOCK];
+            if t == KvType::Q4_0 {
+                let bytes = q.cast::<[u8; BLOCK / 2]>().read();
+                let (low, high) = integers.split_at_mut(BLOCK / 2);
+                low.iter_mut().zip(bytes).for_each(|(q, byte)| *q = (byte & 15) as i8 - 8);
+                high.iter_mut().zip(bytes).for_each(|(q, byte)| *q = (byte >> 4) as i8 - 8);
+            } else {
+                integers = q.cast::<[i8; BLOCK]>().read();
+            }
+            for half in [0, 16] {
+                L::load_i8(integers.as_ptr().add(half)).mul(scale).store(to.as_mut_ptr().add(half));
+            }
         }
     }
 }
@@ -178,7 +192,8 @@ fn block<L: Lanes, const Q: usize, const C: usize>(tile: &Tile, r: usize, (lo, h
         KvType::F16 if tile.latent => row_dots::<L, u16, Q>(tile, r, lo, hi),
         KvType::F32 => column_dots::<L, f32, Q>(tile, r),
         KvType::F16 => column_dots::<L, u16, Q>(tile, r),
-        KvType::Q8_0 => block_dots::<L, Q>(tile, r),
+        KvType::Q8_0 => block_dots::<L, Q, 8>(tile, r),
+        KvType::Q4_0 => block_dots::<L, Q, 4>(tile, r),
     };
     let s = scores::<L, Q>(tile, s, lo, hi, seen);
     // The correction of the sums so far by a new maximum: one exponential for all rows.
@@ -204,7 +219,8 @@ fn block<L: Lanes, const Q: usize, const C: usize>(tile: &Tile, r: usize, (lo, h
     match tile.types.v {
         KvType::F32 => values::<L, f32, Q, C>(tile, r, lo, hi, &p, &corr),
         KvType::F16 => values::<L, u16, Q, C>(tile, r, lo, hi, &p, &corr),
-        KvType::Q8_0 => block_values::<L, Q>(tile, r, &p, &corr),
+        KvType::Q8_0 => block_values::<L, Q, 8>(tile, r, &p, &corr),
+        KvType::Q4_0 => block_values::<L, Q, 4>(tile, r, &p, &corr),
     }
 }
 
@@ -249,39 +265,53 @@ fn column_dots<L: Lanes, E: CacheElem, const Q: usize>(tile: &Tile, r: usize) ->
     out
 }
 
-/// `q·k` of 32 positions for `Q` rows, where keys are blocks and positions lanes: the dot product of [`quant::dot`], of
-/// which a block's sum is exact.
+/// Pairs of integers of `BITS`: bytes, or their low (0) or high (1) halves.
+///
+/// # Safety
+/// The 32 bytes at `at` are readable.
 #[inline(always)]
-fn block_dots<L: Lanes, const Q: usize>(tile: &Tile, r: usize) -> [[L; 2]; Q] {
+unsafe fn pairs<L: Lanes, const BITS: usize>(at: *const u8, half: usize) -> L::Pairs {
+    // SAFETY: the caller's promise.
+    unsafe { if BITS == 8 { L::load_pairs(at.cast()) } else { L::load_halves(at, half == 1) } }
+}
+
+/// `q·k` of 32 positions for `Q` rows, where keys are blocks of `BITS` and positions lanes: the dot product of
+/// [`quant::dot`], of which a block's sum is exact.
+#[inline(always)]
+fn block_dots<L: Lanes, const Q: usize, const BITS: usize>(tile: &Tile, r: usize) -> [[L; 2]; Q] {
     let mut out = [[L::splat(0.0); 2]; Q];
-    let n = tile.d_k / BLOCK;
-    let (k, scales) = (tile.k.cast::<i8>(), tile.k.wrapping_add(PAGE * tile.d_k).cast::<u16>());
+    let (n, m) = (tile.d_k / BLOCK, BLOCK * BITS / 8);
+    let (k, scales) = (tile.k, tile.k.wrapping_add(PAGE * n * m).cast::<u16>());
     // The first rows prefetch the next tile, as above.
     let (next, lines) = (if r == 0 { tile.next } else { tile.k }, tile.bytes / 64 / n);
     for b in 0..n {
         let next = next.wrapping_add(64 * lines * b);
-        prefetch(next.wrapping_add(64 * BLOCK), 64 * lines.saturating_sub(BLOCK), Hint::L2);
-        // SAFETY: keys are [d_k/2][PAGE][2] and scales [d_k/32][PAGE]; q has the unit's rows.
+        prefetch(next.wrapping_add(64 * m), 64 * lines.saturating_sub(m), Hint::L2);
+        // SAFETY: keys are [d_k/32][m/2][PAGE][2] and scales [d_k/32][PAGE]; q has the unit's rows.
         unsafe {
-            let (k, q) = (k.add(b * BLOCK * PAGE), tile.q.ints.add(r * tile.d_k + b * BLOCK));
+            let (k, q) = (k.add(b * m * PAGE), tile.q.ints.add(r * tile.d_k + b * BLOCK));
             let k_scales = [L::load_f16(scales.add(b * PAGE)), L::load_f16(scales.add(b * PAGE + 16))];
             let mut sum = [[L::no_ints(); 2]; Q];
-            if 2 * Q <= L::SUMS {
-                for i in 0..BLOCK / 2 {
-                    prefetch(next.wrapping_add(128 * i), 128, Hint::L2);
-                    let k = [L::load_pairs(k.add(2 * PAGE * i)), L::load_pairs(k.add(2 * PAGE * i + 32))];
-                    for j in 0..Q {
-                        let q = q.add(j * tile.d_k + 2 * i);
-                        sum[j] = [L::dot_pairs(sum[j][0], k[0], q), L::dot_pairs(sum[j][1], k[1], q)];
-                    }
-                }
-            } else {
-                for h in 0..2 {
-                    for i in 0..BLOCK / 2 {
-                        prefetch(next.wrapping_add(128 * i + 64 * h), 64, Hint::L2);
-                        let k = L::load_pairs(k.add(2 * PAGE * i + 32 * h));
+            // Bytes are whole integers, or their low halves and then their high ones.
+            for half in 0..8 / BITS {
+                let (q, next) = (q.add(m * half), next.wrapping_add(2 * m * m * half));
+                if 2 * Q <= L::SUMS {
+                    for i in 0..m / 2 {
+                        prefetch(next.wrapping_add(4 * m * i), 4 * m, Hint::L2);
+                        let k = [0, 32].map(|at| pairs::<L, BITS>(k.add(2 * PAGE * i + at), half));
                         for j in 0..Q {
-                            sum[j][h] = L::dot_pairs(sum[j][h], k, q.add(j * tile.d_k + 2 * i));
+                            let q = q.add(j * tile.d_k + 2 * i);
+                            sum[j] = [L::dot_pairs(sum[j][0], k[0], q), L::dot_pairs(sum[j][1], k[1], q)];
+                        }
+                    }
+                } else {
+                    for h in 0..2 {
+                        for i in 0..m / 2 {
+                            prefetch(next.wrapping_add(4 * m * i + 2 * m * h), 2 * m, Hint::L2);
+                            let k = pairs::<L, BITS>(k.add(2 * PAGE * i + 32 * h), half);
+                            for j in 0..Q {
+                                sum[j][h] = L::dot_pairs(sum[j][h], k, q.add(j * tile.d_k + 2 * i));
+                            }
                         }
                     }
                 }
@@ -422,12 +452,17 @@ fn some_values<L: Lanes, E: CacheElem, const Q: usize, const C: usize>(
 /// `o = o · corr + Σ p · v` where values are blocks. The products of `p` and the scales of a block's positions become
 /// integers of 16 bits with a scale for the tile, so that its sums are exact; those of unseen positions are 0.
 #[inline(always)]
-fn block_values<L: Lanes, const Q: usize>(tile: &Tile, r: usize, p: &[[f32; PAGE]; Q], corr: &[f32; 16]) {
-    let (d, zero) = (tile.v_width, L::splat(0.0));
-    let (v, scales) = (tile.v.cast::<i8>(), tile.v.wrapping_add(PAGE * d).cast::<u16>());
-    for b in 0..d / BLOCK {
-        // SAFETY: values are [PAGE/2][d_v][2] and scales [d_v/32][PAGE]; the state's rows have d_v values and are this
-        // worker's.
+fn block_values<L: Lanes, const Q: usize, const BITS: usize>(
+    tile: &Tile,
+    r: usize,
+    p: &[[f32; PAGE]; Q],
+    corr: &[f32; 16],
+) {
+    let (n, m, zero) = (tile.v_width / BLOCK, BLOCK * BITS / 8, L::splat(0.0));
+    let (v, scales) = (tile.v, tile.v.wrapping_add(PAGE * n * m).cast::<u16>());
+    for b in 0..n {
+        // SAFETY: values are [PAGE/2][d_v/32][m][2] and scales [d_v/32][PAGE]; the state's rows have d_v values and are
+        // this worker's.
         unsafe {
             let v_scales = [L::load_f16(scales.add(b * PAGE)), L::load_f16(scales.add(b * PAGE + 16))];
             let mut weights = [[0i16; PAGE]; Q];
@@ -450,7 +485,8 @@ fn block_values<L: Lanes, const Q: usize>(tile: &Tile, r: usize, p: &[[f32; PAGE
             for c in 0..2 {
                 let mut sum = [L::no_ints(); Q];
                 for i in 0..PAGE / 2 {
-                    let v = L::load_pairs(v.add((d * i + BLOCK * b + 16 * c) * 2));
+                    let at = if BITS == 8 { 16 * c } else { 0 };
+                    let v = pairs::<L, BITS>(v.add(((n * i + b) * m + at) * 2), c);
                     for j in 0..Q {
                         sum[j] = L::dot_pairs(sum[j], v, weights[j].as_ptr().add(2 * i));
                     }
@@ -486,30 +522,47 @@ mod tests {
                 dots[1].store_at(out, 16);
             }
         }
-        match rows {
-            1 => put(block_dots::<L, 1>(tile, 0), out),
-            3 => put(block_dots::<L, 3>(tile, 0), out),
-            _ => put(block_dots::<L, 8>(tile, 0), out),
+        match (rows, tile.types.k) {
+            (1, KvType::Q8_0) => put(block_dots::<L, 1, 8>(tile, 0), out),
+            (3, KvType::Q8_0) => put(block_dots::<L, 3, 8>(tile, 0), out),
+            (_, KvType::Q8_0) => put(block_dots::<L, 8, 8>(tile, 0), out),
+            (1, _) => put(block_dots::<L, 1, 4>(tile, 0), out),
+            (3, _) => put(block_dots::<L, 3, 4>(tile, 0), out),
+            (_, _) => put(block_dots::<L, 8, 4>(tile, 0), out),
         }
     }
 
-    /// Keys in blocks are rows of Q8_0, queries their activations, and scores the dot products of the law.
+    /// Keys in blocks are rows of weights, queries their activations, and scores the dot products of the law.
     #[test]
     fn scores_are_the_dot_products_of_weights() {
         let x = |i: usize| ((i * i + 3 * i) as f32 * 0.37).sin() * (1 + i % 7) as f32;
-        for (d, rows) in [(32, 1), (64, 3), (256, 8), (96, 8)] {
-            let (mut tile, mut keys) = (vec![0u8; PAGE * d / BLOCK * 34], Vec::new());
+        let shapes = [(32, 1), (64, 3), (256, 8), (96, 8)];
+        let cases = [CacheType::Q8_0, CacheType::Q4_0].map(|types| shapes.map(|(d, rows)| (types, d, rows)));
+        for &(types, d, rows) in cases.as_flattened() {
+            let block = types.k.block().unwrap();
+            let bytes = block.block_bytes();
+            let m = bytes - 2;
+            let (mut tile, mut keys) = (vec![0u8; PAGE * d / BLOCK * bytes], Vec::new());
             for pos in 0..PAGE {
                 let key: Vec<f32> = (0..d).map(|i| x(pos * d + i)).collect();
-                let mut bytes = vec![0; d / BLOCK * 34];
-                encode_row(WeightType::Q8_0, &key, &mut bytes);
-                for (b, block) in bytes.chunks_exact(34).enumerate() {
-                    tile[PAGE * d + 2 * (PAGE * b + pos)..][..2].copy_from_slice(&block[..2]);
+                let mut row = vec![0; d / BLOCK * bytes];
+                encode_row(block, &key, &mut row);
+                let mut wide = Vec::new();
+                for (b, block) in row.chunks_exact(bytes).enumerate() {
+                    wide.extend(&block[..2]);
+                    match types.k {
+                        // In Q8_0 with the same integers.
+                        KvType::Q4_0 => {
+                            wide.extend((0..BLOCK).map(|i| (block[2 + i % 16] >> (i / 16 * 4) & 15).wrapping_sub(8)))
+                        }
+                        _ => wide.extend(&block[2..]),
+                    }
+                    tile[PAGE * d / BLOCK * m + 2 * (PAGE * b + pos)..][..2].copy_from_slice(&block[..2]);
                     for (i, &byte) in block[2..].iter().enumerate() {
-                        tile[(b * BLOCK + i) / 2 * 2 * PAGE + 2 * pos + i % 2] = byte;
+                        tile[(b * m + i) / 2 * 2 * PAGE + 2 * pos + i % 2] = byte;
                     }
                 }
-                keys.push(bytes);
+                keys.push(wide);
             }
             let query: Vec<f32> = (0..rows * d).map(|i| x(7 * i + 1)).collect();
             let (mut ints, mut scales, mut sums) =
@@ -521,7 +574,7 @@ mod tests {
             let tile = Tile {
                 k: tile.as_ptr(),
                 v: tile.as_ptr(),
-                types: CacheType::Q8_0,
+                types,
                 next: tile.as_ptr(),
                 bytes: tile.len(),
                 d_k: d,
@@ -542,7 +595,7 @@ mod tests {
                     let (q, d, sums) = (&ints[of_row(d)], &scales[of_row(d / BLOCK)], &sums[of_row(d / BLOCK)]);
                     for (pos, (found, key)) in out.iter().zip(&keys).enumerate() {
                         let wanted = quant::dot::dot_row(WeightType::Q8_0, key, ActRow::Block32(Act32 { q, d, sums }));
-                        assert_eq!(found.to_bits(), wanted.to_bits(), "{isa}, row {r} of {rows}, position {pos}");
+                        assert_eq!(found.to_bits(), wanted.to_bits(), "{isa}, {types}, row {r} of {rows}, {pos}");
                     }
                 }
             }

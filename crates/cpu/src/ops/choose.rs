@@ -12,6 +12,7 @@ use super::super::mem::{View, over_rows};
 use super::super::program::Run;
 use super::attention_tile::{unpack, unpack_blocks};
 use super::kv_append::CacheView;
+use backend::cache_type::rotate;
 use backend::{KvType, Limits, PAGE};
 use model::plan::{Op, Plan};
 
@@ -102,8 +103,9 @@ pub fn choose(run: &mut Run, step: &ChooseStep, cache: &CacheView) {
                             unpack(isa, std::slice::from_raw_parts(bytes.cast_const().cast(), len * stride), tile);
                             &*tile
                         }
-                        KvType::Q8_0 => {
-                            unpack_blocks(isa, bytes.cast_const().cast(), cache.d_k, len, tile);
+                        t @ (KvType::Q8_0 | KvType::Q4_0) => {
+                            unpack_blocks(isa, t, bytes.cast_const(), cache.d_k, len, tile);
+                            rotate(&mut tile[..len * cache.d_k], cache.rotations[0]);
                             &*tile
                         }
                     };

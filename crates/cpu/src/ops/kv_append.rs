@@ -8,7 +8,8 @@
 //!
 //! Types of blocks have the integers first and then their f16 scales. Keys are `[d_k/2][32][2]`, values
 //! `[16][d_v][2]`: pairs of numbers of a key, and of positions of a value, are what one instruction multiplies and
-//! adds. Scales are `[d/32][32]`. Rows of a latent cache are `[32][d_k]`, its scales `[32][d_k/32]`.
+//! adds. Scales are `[d/32][32]`. Rows of a latent cache are `[32][d_k]`, its scales `[32][d_k/32]`. Of 4 bits a byte has
+//! two numbers of a block, 16 apart: the same orders with half as many bytes.
 
 use model::plan::CacheDecl;
 
@@ -16,7 +17,7 @@ use super::super::isa::{CheckedIsa, on_isa};
 use super::super::lanes::Lanes;
 use super::super::mem::{View, over_rows};
 use super::super::program::Run;
-use backend::cache_type::{BLOCK, encode_block};
+use backend::cache_type::{BLOCK, MAX_ROTATION, encode_block, rotate};
 use backend::{CacheType, KvType, PAGE};
 
 /// Float element of a cache.
@@ -81,6 +82,8 @@ pub struct CacheView {
     pub latent: bool,
     /// Types of its numbers.
     pub types: CacheType,
+    /// Numbers of a head that are rotated together, of keys and of values; 1 where none are.
+    pub rotations: [usize; 2],
     /// Bytes of the keys of a tile, of all of it where values are a part of them.
     key_bytes: usize,
     /// Bytes of a tile.
@@ -115,7 +118,8 @@ impl CacheView {
     pub unsafe fn new(ptr: *mut u8, decl: &CacheDecl, types: CacheType) -> CacheView {
         let (n_kv, d_k, d_v, windowed, latent) = (decl.n_kv, decl.d_k, decl.d_v, decl.window.is_some(), decl.v_in_k);
         let [key_bytes, values] = tile_parts(decl, types).unwrap_or_default();
-        CacheView { ptr, n_kv, d_k, d_v, windowed, latent, types, key_bytes, tile_bytes: key_bytes + values }
+        let (rotations, tile_bytes) = (types.rotations(decl), key_bytes + values);
+        CacheView { ptr, n_kv, d_k, d_v, windowed, latent, types, rotations, key_bytes, tile_bytes }
     }
 
     /// Bytes of its pages, [`CacheView::page_bytes`] of its declaration.
@@ -135,7 +139,12 @@ impl CacheView {
 
     /// Whether scores are products with blocks.
     pub fn has_key_blocks(&self) -> bool {
-        self.types.k == KvType::Q8_0 && !self.latent
+        self.types.k.block().is_some() && !self.latent
+    }
+
+    /// Whether scores are products with rotated keys.
+    pub fn has_rotated_keys(&self) -> bool {
+        self.rotations[0] > 1
     }
 
     /// Numbers of a value row, padded.
@@ -181,14 +190,14 @@ pub fn kv_append(run: &mut Run, cache: &CacheView, k: View, v: Option<View>) {
                     (KvType::F16, Some(_)) => place.keys::<u16>(isa, k.row(t)),
                     (KvType::F32, None) => place.rows::<f32>(isa, k.row(t), cache.d_k),
                     (KvType::F16, None) => place.rows::<u16>(isa, k.row(t), cache.d_k),
-                    (KvType::Q8_0, Some(_)) => place.key_blocks(k.row(t)),
-                    (KvType::Q8_0, None) => place.latent_blocks(k.row(t)),
+                    (KvType::Q8_0 | KvType::Q4_0, Some(_)) => place.key_blocks(k.row(t)),
+                    (KvType::Q8_0 | KvType::Q4_0, None) => place.latent_blocks(k.row(t)),
                 }
                 match (cache.types.v, v) {
                     (_, None) => {}
                     (KvType::F32, Some(v)) => place.rows::<f32>(isa, v.row(t), cache.d_v),
                     (KvType::F16, Some(v)) => place.rows::<u16>(isa, v.row(t), cache.d_v),
-                    (KvType::Q8_0, Some(v)) => place.value_blocks(v.row(t)),
+                    (KvType::Q8_0 | KvType::Q4_0, Some(v)) => place.value_blocks(v.row(t)),
                 }
             }
         }
@@ -233,51 +242,61 @@ impl Place<'_> {
 
     unsafe fn key_blocks(&self, k: &[f32]) {
         let (pos, n) = (self.pos, self.cache.d_k / BLOCK);
-        blocks(k, |b, block| {
-            let (scale, q) = block.split_at(2);
-            // SAFETY: keys are `[d_k/2][PAGE][2]` and scales `[d_k/32][PAGE]` of two bytes.
+        blocks(self.cache.types.k, self.cache.rotations[0], k, |b, scale, q| {
+            let pairs = q.as_chunks::<2>().0;
+            // SAFETY: keys are `[n][pairs][PAGE]` and scales `[n][PAGE]`, of two bytes.
             unsafe {
                 let (tile, b) = (self.tile(b / n).cast::<[u8; 2]>(), b % n);
-                for (i, pair) in q.as_chunks::<2>().0.iter().enumerate() {
-                    *tile.add((BLOCK / 2 * b + i) * PAGE + pos) = *pair;
+                for (i, pair) in pairs.iter().enumerate() {
+                    *tile.add((pairs.len() * b + i) * PAGE + pos) = *pair;
                 }
-                *tile.add((BLOCK / 2 * n + b) * PAGE + pos) = [scale[0], scale[1]];
+                *tile.add((pairs.len() * n + b) * PAGE + pos) = scale;
             }
         });
     }
 
     unsafe fn value_blocks(&self, v: &[f32]) {
-        let (pos, d, n) = (self.pos, self.cache.d_v, self.cache.d_v / BLOCK);
-        blocks(v, |b, block| {
-            let (scale, q) = block.split_at(2);
-            // SAFETY: values are `[PAGE/2][d_v][2]` and scales `[d_v/32][PAGE]` of two bytes.
+        let (pos, n) = (self.pos, self.cache.d_v / BLOCK);
+        blocks(self.cache.types.v, self.cache.rotations[1], v, |b, scale, q| {
+            let row = n * q.len();
+            // SAFETY: values are `[PAGE/2][row][2]` bytes and scales `[n][PAGE]` of two bytes.
             unsafe {
                 let (tile, b) = (self.tile(b / n).add(self.cache.v_first()), b % n);
                 for (i, &q) in q.iter().enumerate() {
-                    *tile.add((pos / 2 * d + BLOCK * b + i) * 2 + pos % 2) = q;
+                    *tile.add((pos / 2 * row + b * (row / n) + i) * 2 + pos % 2) = q;
                 }
-                *tile.add(PAGE * d).cast::<[u8; 2]>().add(PAGE * b + pos) = [scale[0], scale[1]];
+                *tile.add(PAGE * row).cast::<[u8; 2]>().add(PAGE * b + pos) = scale;
             }
         });
     }
 
     unsafe fn latent_blocks(&self, x: &[f32]) {
-        let (pos, d, n) = (self.pos, self.cache.d_k, self.cache.d_k / BLOCK);
-        blocks(x, |b, block| {
-            let (scale, q) = block.split_at(2);
-            // SAFETY: latents are `[PAGE][d_k]` bytes and scales `[PAGE][d_k/32]` of two bytes.
+        let (pos, n) = (self.pos, self.cache.d_k / BLOCK);
+        blocks(self.cache.types.k, self.cache.rotations[0], x, |b, scale, q| {
+            let row = n * q.len();
+            // SAFETY: latents are `[PAGE][row]` bytes and scales `[PAGE][n]` of two bytes.
             unsafe {
                 let (tile, b) = (self.tile(b / n), b % n);
-                std::ptr::copy_nonoverlapping(q.as_ptr(), tile.add(pos * d + BLOCK * b), BLOCK);
-                *tile.add(PAGE * d).cast::<[u8; 2]>().add(n * pos + b) = [scale[0], scale[1]];
+                std::ptr::copy_nonoverlapping(q.as_ptr(), tile.add(pos * row + b * (row / n)), q.len());
+                *tile.add(PAGE * row).cast::<[u8; 2]>().add(n * pos + b) = scale;
             }
         });
     }
 }
 
-/// Encodes numbers and hands on each block with its index.
-fn blocks(x: &[f32], mut put: impl FnMut(usize, &[u8])) {
-    x.as_chunks().0.iter().enumerate().for_each(|(i, x)| put(i, &encode_block(x)));
+/// Encodes heads, rotated, and hands on each block: its index, its scale and its integers.
+fn blocks(t: KvType, rotation: usize, x: &[f32], mut put: impl FnMut(usize, [u8; 2], &[u8])) {
+    let (mut room, mut rotated) = ([0; _], [[0.0; BLOCK]; MAX_ROTATION / BLOCK]);
+    let width = rotation.max(BLOCK);
+    for (i, x) in x.chunks_exact(width).enumerate() {
+        let rotated = &mut rotated.as_flattened_mut()[..width];
+        rotated.copy_from_slice(x);
+        rotate(rotated, rotation);
+        for (j, x) in rotated.as_chunks().0.iter().enumerate() {
+            let (scale, q) = encode_block(t, x, &mut room).split_at(2);
+            put(i * (width / BLOCK) + j, [scale[0], scale[1]], q);
+        }
+    }
 }
 
 on_isa! {
@@ -320,22 +339,23 @@ fn write_row_lanes<L: Lanes, E: CacheElem>(x: &[f32], out: &mut [E]) {
 mod tests {
     use super::*;
 
-    /// Where block `b` of head `h` is stored at a position: the places of its numbers, and that of its scale.
-    type PlacesOf = fn(&CacheView, h: usize, b: usize, pos: usize) -> ([usize; BLOCK], usize);
+    /// Where block `b` of head `h` is stored at a position, whose integers have `m` bytes: the places of these, and that
+    /// of its scale.
+    type PlacesOf = fn(&CacheView, m: usize, h: usize, b: usize, pos: usize) -> (Vec<usize>, usize);
 
-    const KEYS: PlacesOf = |c, h, b, pos| {
-        let i = |i: usize| h * c.tile_bytes + (b * BLOCK + i) / 2 * 2 * PAGE + 2 * pos + i % 2;
-        (std::array::from_fn(i), h * c.tile_bytes + PAGE * c.d_k + 2 * (PAGE * b + pos))
+    const KEYS: PlacesOf = |c, m, h, b, pos| {
+        let i = |i: usize| h * c.tile_bytes + (b * m + i) / 2 * 2 * PAGE + 2 * pos + i % 2;
+        ((0..m).map(i).collect(), h * c.tile_bytes + PAGE * c.d_k / BLOCK * m + 2 * (PAGE * b + pos))
     };
-    const VALUES: PlacesOf = |c, h, b, pos| {
-        let first = h * c.tile_bytes + c.v_first();
-        let i = |i: usize| first + pos / 2 * 2 * c.d_v + 2 * (b * BLOCK + i) + pos % 2;
-        (std::array::from_fn(i), first + PAGE * c.d_v + 2 * (PAGE * b + pos))
+    const VALUES: PlacesOf = |c, m, h, b, pos| {
+        let (first, row) = (h * c.tile_bytes + c.v_first(), c.d_v / BLOCK * m);
+        let i = |i: usize| first + pos / 2 * 2 * row + 2 * (b * m + i) + pos % 2;
+        ((0..m).map(i).collect(), first + PAGE * row + 2 * (PAGE * b + pos))
     };
-    const LATENTS: PlacesOf = |c, h, b, pos| {
-        let first = h * c.tile_bytes;
-        let i = |i: usize| first + pos * c.d_k + b * BLOCK + i;
-        (std::array::from_fn(i), first + PAGE * c.d_k + 2 * (pos * c.d_k / BLOCK + b))
+    const LATENTS: PlacesOf = |c, m, h, b, pos| {
+        let (first, row) = (h * c.tile_bytes, c.d_k / BLOCK * m);
+        let i = |i: usize| first + pos * row + b * m + i;
+        ((0..m).map(i).collect(), first + PAGE * row + 2 * (pos * c.d_k / BLOCK + b))
     };
 
     /// Blocks in a page have the bytes of their encoding, and no other byte is written.
@@ -344,8 +364,9 @@ mod tests {
         let decl = |n_kv, d_k, d_v, v_in_k| CacheDecl { n_kv, d_k, d_v, v_in_k, window: None };
         let shapes =
             [decl(1, 32, 32, false), decl(3, 96, 64, false), decl(2, 320, 352, false), decl(1, 576, 512, true)];
-        for (i, decl) in shapes.into_iter().enumerate() {
-            let types = CacheType::Q8_0;
+        let halves = CacheType { k: KvType::Q8_0, v: KvType::Q4_0 };
+        let all = [CacheType::Q8_0, CacheType::Q4_0, halves].map(|types| shapes.map(|decl| (types, decl)));
+        for (i, &(types, decl)) in all.as_flattened().iter().enumerate().filter(|(_, (t, d))| !d.v_in_k || t.k == t.v) {
             let mut page = vec![0u8; CacheView::page_bytes(&decl, types).unwrap()];
             // SAFETY: the page has these bytes, and the test has one thread.
             let cache = unsafe { CacheView::new(page.as_mut_ptr(), &decl, types) };
@@ -366,20 +387,24 @@ mod tests {
                         }
                     }
                 }
-                let halves: &[(&[f32], usize, PlacesOf)] = match decl.v_in_k {
-                    true => &[(&k, decl.d_k, LATENTS)],
-                    false => &[(&k, decl.d_k, KEYS), (&v, decl.d_v, VALUES)],
+                let [of_k, of_v] = types.rotations(&decl);
+                let halves: &[(&[f32], KvType, usize, usize, PlacesOf)] = match decl.v_in_k {
+                    true => &[(&k, types.k, of_k, decl.d_k, LATENTS)],
+                    false => &[(&k, types.k, of_k, decl.d_k, KEYS), (&v, types.v, of_v, decl.d_v, VALUES)],
                 };
-                for &(x, d, places) in halves {
+                for &(x, t, rotation, d, places) in halves {
+                    let mut x = x.to_vec();
+                    x.chunks_exact_mut(d).for_each(|head| rotate(head, rotation));
                     for (b, x) in x.as_chunks().0.iter().enumerate() {
-                        let block = encode_block(x);
-                        let (of_numbers, of_scale) = places(&cache, b / (d / BLOCK), b % (d / BLOCK), pos);
-                        of_numbers.iter().zip(&block[2..]).for_each(|(&at, &byte)| wanted[at] = byte);
-                        wanted[of_scale..of_scale + 2].copy_from_slice(&block[..2]);
+                        let mut room = [0; _];
+                        let (scale, q) = encode_block(t, x, &mut room).split_at(2);
+                        let (of_numbers, of_scale) = places(&cache, q.len(), b / (d / BLOCK), b % (d / BLOCK), pos);
+                        of_numbers.iter().zip(q).for_each(|(&at, &byte)| wanted[at] = byte);
+                        wanted[of_scale..of_scale + 2].copy_from_slice(scale);
                     }
                 }
             }
-            assert!(page == wanted, "{decl:?}");
+            assert!(page == wanted, "{types} {decl:?}");
         }
     }
 }

@@ -49,10 +49,11 @@ impl Model {
 fn company_changes_nothing() {
     let cpu = |threads, cache| Cpu { threads, cache, ..Cpu::default() };
     let embedded = "models/fable-29m-a10m-q4_k_m.gguf";
-    let programs: [(&dyn Backend, &str); 4] = [
+    let programs: [(&dyn Backend, &str); 5] = [
         (&cpu(1, CacheType::F16), embedded),
         (&cpu(2, CacheType::F32), embedded),
         (&cpu(2, CacheType::Q8_0), embedded),
+        (&cpu(2, CacheType::Q4_0), embedded),
         (&Reference, "crates/conformance/tests/data/types/qwen3moe-blocks256.gguf"),
     ];
     for (backend, path) in programs {

@@ -562,7 +562,9 @@ impl Needs {
 pub fn cache_misfit(cache: CacheType, plan: &Plan) -> Option<String> {
     let is_mixed = (cache.k == KvType::F32) != (cache.v == KvType::F32);
     let mixed = || is_mixed.then(|| format!("keep a cache of type {cache}: f32 goes with f32 alone"));
-    cache.misfit(plan).or_else(mixed)
+    let is_unknown = [cache.k, cache.v].contains(&KvType::Q4_0);
+    let unknown = || is_unknown.then(|| format!("keep a cache of type {cache}: CUDA supports f16, f32 and q8_0"));
+    cache.misfit(plan).or_else(mixed).or_else(unknown)
 }
 
 /// Bytes of a layer's keys and values.

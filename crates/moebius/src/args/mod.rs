@@ -184,8 +184,9 @@ pub struct StepArgs {
     /// Placement of memory and threads on a machine with several NUMA nodes [default: left to the system]
     #[arg(long, value_enum, value_name = "WHERE")]
     pub numa: Option<NumaArg>,
-    /// Type of the KV cache: f16, f32, or q8_0 (blocks of 8 bits in about half of f16's memory, on CPUs and NVIDIA
-    /// GPUs), or one each for keys and values: k=q8_0,v=f16. The reference backend computes in f32, on numbers rounded to blocks
+    /// Type of the KV cache: f16, f32, q8_0 (blocks of 8 bits in about half of f16's memory, on CPUs and NVIDIA GPUs),
+    /// q4_0 (4 bits, in a quarter, on CPUs), or one each for keys and values: k=q8_0,v=q4_0. The reference backend
+    /// computes in f32, on numbers rounded to blocks
     #[arg(long, visible_alias = "kv", value_name = "TYPE", default_value_t)]
     pub cache_type: CacheType,
     /// Stretch the context beyond the trained one: yarn=4 (YaRN) or linear=4, four times as long, for models whose file
