@@ -150,7 +150,7 @@ class Stream(Iterator[str]):
             while not self._waiting and not self._ended:
                 self._read()
         except BaseException:
-            # Ctrl-C, say: nobody reads the rest, and the error's traceback keeps this stream alive.
+            # On Ctrl-C the rest is not read, but the error's traceback keeps this stream alive.
             self.close()
             raise
         if not self._waiting:
@@ -261,7 +261,7 @@ def answer_of(call: Call) -> Any:
         open_call(call)
         return json.loads(read(call))
     except BaseException:
-        # Ctrl-C, say: the error's traceback keeps the call alive.
+        # On Ctrl-C the error's traceback keeps the call alive.
         call.cancel()
         raise
 
