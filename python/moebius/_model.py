@@ -182,7 +182,7 @@ class Model:
         cache_type: str | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         copy_weights: Literal["auto", "none", "dense", "all"] | None = None,
-        draft: Literal["off", "auto", "ngram", "mtp"] | None = None,
+        draft: Literal["off", "auto", "ngram", "mtp"] | str | os.PathLike[str] | None = None,
         draft_tokens: int | None = None,
         rope_scaling: str | None = None,
         think_budget: int | None = None,

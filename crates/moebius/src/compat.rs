@@ -65,12 +65,7 @@ const TABLE: &[Foreign] = &[
     Foreign(&["-cmoe", "--cpu-moe"], &[], Takes::Nothing, Refused(EXPERTS)),
     Foreign(&["-sm", "--split-mode", "-ts", "--tensor-split"], &[], Value, Refused("a model runs on one device")),
     Foreign(&["-mg", "--main-gpu"], &[], Value, Is("--device")),
-    Foreign(
-        &["-md", "--model-draft"],
-        &[],
-        Value,
-        Refused("answers are not drafted by another model (--draft mtp: by its own layer)"),
-    ),
+    Foreign(&["-md", "--model-draft", "-hfd", "-hfrd", "--hf-repo-draft"], RUNS, Value, Is("--draft")),
     Foreign(&["--draft-max", "--draft-n"], RUNS, Value, Is("--draft-tokens")),
     Foreign(&["-mm"], &["run", "chat", "serve"], Value, Is("--mmproj")),
     Foreign(&["--image"], &["chat"], Value, Refused("`/image FILE` shows an image in a conversation")),
@@ -244,6 +239,7 @@ mod tests {
             ("moebius run -hf a/b:Q4_0 hi", "moebius run --pull --model a/b:Q4_0 hi", 0),
             ("moebius serve -hf a/b", "moebius serve --pull --model a/b", 0),
             ("moebius bench --hf-repo=a/b -p 9", "moebius bench --pull --model a/b -p 9", 0),
+            ("moebius serve -md small.gguf --draft-max 4", "moebius serve --draft small.gguf --draft-tokens 4", 0),
             ("moebius run -j {} hi", "moebius run --json-schema {} hi", 0),
             ("moebius serve --timeout 600", "moebius serve", 1),
             ("moebius serve --reasoning-budget 0 --context-shift", "moebius serve --think-budget 0 --on-full trim", 0),
@@ -255,7 +251,6 @@ mod tests {
             assert_eq!(ours(theirs), Ok((expected.into(), n_notes)), "{theirs}");
         }
         for (theirs, part) in [
-            ("moebius serve -md draft.gguf", "-md is not supported"),
             ("moebius run -ctk q3_k hi", "-ctk is not supported: \"q3_k\" is no type: use f16"),
             ("moebius run -cnv", "use `moebius chat`"),
             ("moebius serve --api-key x", "--api-key-file FILE"),

@@ -364,6 +364,17 @@ pub fn fit_host(with: impl Fn(usize) -> Cuda, plan: &ValidPlan, limits: Limits, 
     }
 }
 
+/// Returns the limits of a model that drafts for one with this fit: for as many sequences and positions, as far as it
+/// was trained for them, with a copy of each state.
+pub fn limits_alongside(backend: &dyn Backend, plan: &ValidPlan, fit: &Fit) -> Limits {
+    let (main, sequences) = (fit.limits, fit.sequences);
+    let positions = main.max_positions.min(plan.n_ctx_train.max(PAGE));
+    let n_pages = main.n_pages.min(positions.div_ceil(PAGE) * sequences);
+    let limits =
+        Units::of(backend, plan, 0).limits(main.max_tokens, positions, sequences, n_pages, [MIN_CHECKPOINTS; 2]);
+    Limits { n_states: if limits.n_states > 0 { limits.n_states + sequences } else { 0 }, ..limits }
+}
+
 /// Returns the first of `sizes` for the tokens of a step whose buffers take a small part of the memory and that prompts
 /// can fill, else what is wished for. For devices whose steps read much once, whatever their length.
 pub fn long_batch(

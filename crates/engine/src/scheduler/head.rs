@@ -17,7 +17,7 @@ use super::sequence::Sequence;
 use super::{Engine, Error};
 
 /// What is asked of a row: the likeliest token.
-const LIKELIEST: Ask = Ask::Best { n: 1, first_listed: 0, n_listed: 0, mask: None, log_sum_exp: false };
+pub(super) const LIKELIEST: Ask = Ask::Best { n: 1, first_listed: 0, n_listed: 0, mask: None, log_sum_exp: false };
 
 /// The head's steps.
 pub(super) struct Head {
@@ -250,12 +250,14 @@ impl Engine {
     }
 
     /// Drafts that a sequence can use in its next step, at most `max`: those that its answer has room for, that lose no
-    /// checkpoint, and that the head, where it drafts, computes in the pages that the sequence has.
+    /// checkpoint, and that the head, where it drafts, computes in the pages that the sequence has, or the draft model
+    /// in its context.
     pub(super) fn most_drafts(&self, i: usize, max: usize, has_head: bool) -> usize {
         let sequence = &self.running[i];
         let held = &sequence.held;
         let in_pages = if has_head { held.pages().len() * PAGE + 1 - held.computed } else { usize::MAX };
         let room = self.memory.draft_room(held, self.options.prefix_cache);
-        max.min(sequence.room_for_drafts()).min(room).min(in_pages)
+        let in_model = self.model.as_ref().map_or(usize::MAX, |model| model.room(sequence));
+        max.min(sequence.room_for_drafts()).min(room).min(in_pages).min(in_model)
     }
 }

@@ -4,7 +4,7 @@
 //! prefix, the window pages that the position looks at, and, where the model has recurrent state, a checkpoint of it.
 //! Each can be evicted by itself; [`Memory::adopt`] goes as far as all of them reach. It knows nothing of requests.
 
-use backend::{Kinds, Limits, PAGE, Piece};
+use backend::{Kinds, Limits, PAGE, Piece, Tables};
 use std::hash::RandomState;
 
 use super::checkpoints::{Checkpoints, Cuts, Stay};
@@ -52,14 +52,10 @@ impl Held {
         &self.pages
     }
 
-    /// Window pages in order, and the block of the first.
-    pub fn window_pages(&self) -> (&[u32], usize) {
-        (&self.window_pages, self.first_window_block)
-    }
-
-    /// Slot of the recurrent state; 0 where there is none.
-    pub fn slot(&self) -> u32 {
-        self.slot.unwrap_or(0)
+    /// Where it lies. The slot of the recurrent state is 0 where there is none.
+    pub fn tables(&self) -> Tables<'_> {
+        let Held { pages, window_pages, first_window_block, slot, .. } = self;
+        Tables { pages, window_pages, first_window_block: *first_window_block, state: slot.unwrap_or(0) }
     }
 
     /// Returns the next position where a chunk has to end for a checkpoint.

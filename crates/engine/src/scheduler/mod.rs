@@ -10,8 +10,9 @@
 //! sampler works through their rows as long as it chooses what was guessed. So random numbers, grammars and texts move
 //! on token by token as they do without drafts, and nothing of them is taken back. What is taken back is memory: only
 //! the positions of accepted tokens count as computed, and [`backend::Drafts::commit`] moves the recurrent states past
-//! those. The model's own head drafts, too, where it has one ([`Engine::set_head`]). How many drafts a step has is
-//! fixed, or decided by what they gain ([`Engine::set_adaptive`]).
+//! those. The model's own head drafts, too, where it has one ([`Engine::set_head`]), and so may a smaller model
+//! ([`Engine::set_draft_model`]). How many drafts a step has is fixed, or decided by what they gain
+//! ([`Engine::set_adaptive`]).
 //!
 //! # Late masks
 //! Where the mask of a grammar has not come when the row has, the sequence keeps the row and its memory and sits out
@@ -49,8 +50,10 @@
 mod ahead;
 mod checkpoints;
 mod drafts;
+mod failures;
 mod head;
 mod memory;
+mod model;
 mod pace;
 mod pages;
 mod payoff;
@@ -68,7 +71,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use backend::{Ask, Batch, Failure, Kinds, OpTime, Output, PAGE, Program, RouterInfo, StepError, StreamStats};
+use backend::{Ask, Batch, Kinds, OpTime, Output, PAGE, Program, RouterInfo, StepError, StreamStats};
 
 pub use drafts::{Drafter, PromptLookup};
 pub use pages::{CacheChange, PageCounts, Parent};
@@ -81,6 +84,7 @@ pub use vocabulary::{TextStream, Vocabulary};
 
 use head::Head;
 use memory::Memory;
+use model::DraftModel;
 use pace::Pace;
 use payoff::{Candidate, Payoff};
 use sequence::{Row, Sequence};
@@ -89,12 +93,6 @@ use crate::images::Pictures;
 
 /// Maximum number of log-probabilities a request may ask for per token.
 pub const MAX_LOGPROBS: usize = 128;
-
-/// Failed steps in a row after which the requests of the step end: what fails again and again is not tried for ever.
-const MAX_FAILURES: usize = 3;
-
-/// Failed steps that may send a request back to a checkpoint between two of its tokens.
-const MAX_ROLLBACKS: usize = 8;
 
 /// How long a step waits in all for masks that are not there when its rows are, where they are quick as a rule.
 const PATIENCE: Duration = Duration::from_millis(2);
@@ -167,6 +165,8 @@ pub struct Engine {
     drafter: Option<Box<dyn Drafter>>,
     /// The model's own head, where it drafts.
     head: Option<Head>,
+    /// Another model, where that drafts.
+    model: Option<Box<DraftModel>>,
     /// Maximum number of drafts of a sequence in a step.
     max_draft: usize,
     /// Decides how many drafts a step has, where that is not fixed.
@@ -249,6 +249,7 @@ impl Engine {
             max_outputs: limits.max_outputs,
             drafter: None,
             head: None,
+            model: None,
             max_draft: limits.max_draft,
             payoff: None,
             candidates: Vec::new(),
@@ -300,8 +301,9 @@ impl Engine {
 
     /// Lets the number of drafts of each step be decided by what they cost and gain, as measured, in place of the
     /// largest possible one: few or none where they lose time, where prompts are computed, or where many sequences
-    /// share steps. At most 4 of a sequence. Where steps are timed exactly, no answer takes 2% longer over any 200
-    /// tokens than it does without drafts. Its prompt may: a head computes its own layer of the prompt.
+    /// share steps. At most 8 of a sequence. Where steps are timed exactly, no answer takes 2% longer over any 200
+    /// tokens than it does without drafts. Its prompt may: a head computes its own layer of the prompt, and a draft
+    /// model all of it, as long as that takes no more than a hundredth of the time of all steps and what drafts save.
     pub fn set_adaptive(&mut self, is_on: bool) {
         self.payoff = is_on.then(|| Box::new(Payoff::new()));
         self.candidates.reserve_exact(if is_on { self.options.max_running } else { 0 });
@@ -371,6 +373,7 @@ impl Engine {
     /// Gives the program a flag that ends a long step while it is set; its requests are computed again, unless they are
     /// cancelled before the next step.
     pub fn set_interrupt(&mut self, flag: Arc<AtomicBool>) {
+        self.model.iter_mut().for_each(|model| model.program().set_interrupt(flag.clone()));
         self.program.set_interrupt(flag);
     }
 
@@ -394,14 +397,11 @@ impl Engine {
             request.stop_tokens.extend(ends);
         }
         let mut sequence = Sequence::new(id, request, self.vocabulary.clone(), self.context, &self.memory)?;
-        if self.drafter.is_some() || self.head.is_some() {
+        if self.drafter.is_some() || self.head.is_some() || self.model.is_some() {
             sequence.reserve_drafts(self.max_draft);
-        }
-        if let Some(head) = &self.head {
-            sequence.ahead.reserve(self.max_draft, head.d_model());
+            sequence.ahead.reserve(self.max_draft, self.head.as_ref().map_or(0, Head::d_model));
         }
         if let Some(payoff) = &self.payoff {
-            sequence.ahead.reserve(self.max_draft, 0);
             sequence.account = payoff.open();
         }
         self.next_id += 1;
@@ -430,6 +430,7 @@ impl Engine {
     /// Forgets every cached prefix that no running request uses.
     pub fn clear_cache(&mut self) {
         self.memory.clear_cached();
+        self.model.iter_mut().for_each(|model| model.clear_cached());
     }
 
     /// Runs one step and appends what happened to `events`. Returns whether there is more to do.
@@ -450,12 +451,21 @@ impl Engine {
     /// The program's refusal of the whole batch, or a cache that no sequence fits: nothing was computed, no request
     /// ended, no page is lost.
     pub fn begin(&mut self, events: &mut Events) -> Result<bool, Error> {
+        let begun = self.submit_step(events);
+        if !matches!(begun, Ok(true)) {
+            self.settle_drafts();
+        }
+        begun
+    }
+
+    fn submit_step(&mut self, events: &mut Events) -> Result<bool, Error> {
         for (id, usage) in self.cancelled.drain(..) {
             events.done(id, FinishReason::Cancelled, usage);
         }
         self.sample_late(Duration::ZERO, events);
         self.decide_drafts();
         self.draft_ahead()?;
+        self.draft_by_model()?;
         self.save_some();
         self.plan();
         if !self.fill_batch() {
@@ -505,6 +515,12 @@ impl Engine {
     /// The program returned other rows than were asked for, or refused the batch late: nothing of the step counts, no
     /// request ended, no page is lost.
     pub fn finish(&mut self, events: &mut Events) -> Result<(), Error> {
+        let finished = self.finish_step(events);
+        self.settle_drafts();
+        finished
+    }
+
+    fn finish_step(&mut self, events: &mut Events) -> Result<(), Error> {
         if !std::mem::take(&mut self.is_busy) {
             return Ok(());
         }
@@ -536,6 +552,7 @@ impl Engine {
         if self.waiting.iter().any(|s| !s.held.is_empty()) {
             return Err("a waiting request holds memory".into());
         }
+        self.model.as_ref().map_or(Ok(()), |model| model.audit())?;
         self.memory.audit(self.running.iter().map(|s| &s.held))
     }
 
@@ -720,77 +737,6 @@ impl Engine {
         }
         memory.copies().for_each(|(from, to)| program.copy_state(from, to));
         Ok(())
-    }
-
-    /// Ends the requests that a failed step has lost, and brings the others back to where they can be computed again.
-    fn roll_back(&mut self, failure: &Failure, events: &mut Events) {
-        self.n_failures += 1;
-        let all_lost = self.n_failures >= MAX_FAILURES;
-        if all_lost {
-            self.n_failures = 0;
-        }
-        let (mut chunk, mut i) = (0, 0);
-        while i < self.running.len() {
-            if self.running[i].planned == 0 {
-                i += 1;
-                continue;
-            }
-            let is_dirty = self.kinds.state && failure.dirty.contains(chunk);
-            let sequence = &mut self.running[i];
-            sequence.rollbacks += usize::from(is_dirty);
-            let is_lost = all_lost || failure.lost.contains(chunk) || sequence.rollbacks > MAX_ROLLBACKS;
-            chunk += 1;
-            if is_lost {
-                let mut sequence = self.running.remove(i);
-                sequence.release(&mut self.memory);
-                if !sequence.is_cancelled {
-                    events.failed(sequence.id, Error::Step(StepError::Failed(failure.clone())));
-                } else {
-                    events.done(sequence.id, FinishReason::Cancelled, sequence.usage());
-                }
-            } else if is_dirty {
-                self.send_to_checkpoint(i);
-            } else {
-                self.running[i].unplan(&mut self.memory);
-                i += 1;
-            }
-        }
-    }
-
-    /// Sends a running sequence back to what the prefix cache has of it: its state is not what its position needs.
-    fn send_to_checkpoint(&mut self, i: usize) {
-        let mut sequence = self.running.remove(i);
-        sequence.preempt(&mut self.memory);
-        self.preemptions += 1;
-        self.enqueue(sequence);
-    }
-
-    /// Ends the request whose token the program refused; the others stay as they were before the step.
-    fn refuse(&mut self, token: usize, id: u32, n_vocab: usize, events: &mut Events) -> Result<(), Error> {
-        let chunk = self.batch.chunks.iter().position(|c| (c.first..c.first + c.len).contains(&(token as u32)));
-        let planned = self.running.iter().enumerate().filter(|(_, s)| s.planned > 0);
-        let culprit = chunk.and_then(|chunk| Some((self.batch.chunks[chunk], planned.map(|(i, _)| i).nth(chunk)?)));
-        self.unplan();
-        let Some((chunk, i)) = culprit else {
-            return Err(Error::Step(StepError::TokenId { token, id, n_vocab }));
-        };
-        let mut sequence = self.running.remove(i);
-        sequence.discard(&mut self.memory);
-        let position = chunk.pos as usize + token - chunk.first as usize;
-        events.failed(sequence.id, Error::Refused { position, id, n_vocab });
-        Ok(())
-    }
-
-    /// Takes a plan back whose step ended with an error.
-    fn abandon(&mut self, error: &Error) {
-        // Logits that are not those asked for come from a step that was made: its states have moved on, and nobody
-        // knows where to. Their sequences go back to their checkpoints.
-        if self.kinds.state && matches!(error, Error::Logits { .. }) {
-            while let Some(i) = self.running.iter().position(|s| s.planned > 0) {
-                self.send_to_checkpoint(i);
-            }
-        }
-        self.unplan();
     }
 }
 

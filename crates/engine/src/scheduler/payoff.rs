@@ -11,7 +11,7 @@
 //! more than `CREDIT + 200 REGAIN`, less than 4 plain steps, over any 200 of its tokens, whatever the drafts are.
 
 /// Largest number of drafts of a sequence in a step.
-pub(super) const MAX_DRAFT: usize = 4;
+pub(super) const MAX_DRAFT: usize = 8;
 /// Largest number of sequences that share a step with drafts.
 pub(super) const MAX_COMPANY: usize = 8;
 /// Largest number of drafts of a step.
@@ -21,6 +21,10 @@ const MAX_ROWS: usize = MAX_COMPANY * MAX_DRAFT;
 const CREDIT: f64 = 3.0;
 /// What a token adds to an account.
 const REGAIN: f64 = 0.0045;
+/// The part of all steps' time that a draft model may take for prompts, along with what drafts save; and the most of
+/// that which is kept for later, in plain steps.
+const FOLLOWED: f64 = 0.01;
+const MAX_SLACK: f64 = 64.0;
 /// Share of [`CREDIT`] from which drafts are tried that are not expected to pay.
 const TRIED_FROM: f64 = 0.95;
 /// By how much drafts have to be faster than none.
@@ -134,6 +138,10 @@ pub(super) struct Payoff {
     n_drafted: usize,
     /// New sequences begin where the last ones are.
     first: Account,
+    /// Seconds that a draft model may take for prompts; less than none while that is made up for.
+    slack: f64,
+    /// Seconds of a plain step, a sequence's part of it.
+    share: f64,
 }
 
 impl Payoff {
@@ -144,6 +152,8 @@ impl Payoff {
             since_plain: 0,
             n_drafted: 0,
             first: Account::default(),
+            slack: 0.0,
+            share: 0.0,
         }
     }
 
@@ -230,6 +240,8 @@ impl Payoff {
         let is_late = n_drafts == 0 && self.since_plain > 0;
         steps[n_drafts].observe(step, if is_late { NEWEST_PLAIN } else { NEWEST_TIME });
         self.first.credit = CREDIT;
+        self.share = if is_known { plain / n as f64 } else { 0.0 };
+        self.slack += FOLLOWED * (step + drafting);
         if n_drafts == 0 {
             self.since_plain = 0;
             let plain = steps[0].seconds;
@@ -249,11 +261,22 @@ impl Payoff {
         self.head.observe(seconds / n.max(1) as f64, NEWEST_TIME);
     }
 
+    /// Whether a draft model may begin to compute what it has not seen of a sequence.
+    pub fn may_follow(&self) -> bool {
+        self.slack >= 0.0
+    }
+
+    /// A draft model took `seconds` for that.
+    pub fn followed(&mut self, seconds: f64) {
+        self.slack -= seconds;
+    }
+
     /// Charges a sequence for its part of a step: `bill` plain steps, for a token and those of its drafts that were
     /// right.
     pub fn charge(&mut self, account: &mut Account, bill: f64, n_drafted: usize, n_accepted: usize) {
         let tokens = 1.0 + n_accepted as f64;
         account.credit = (account.credit - bill + tokens * (1.0 + REGAIN)).clamp(-CREDIT, CREDIT);
+        self.slack = (self.slack + (tokens - bill) * self.share).min(MAX_SLACK * self.share);
         account.judge(n_drafted, n_accepted, NEWEST_DRAFT);
         self.first.judge(n_drafted, n_accepted, NEWEST_OF_ALL);
         self.first.credit = self.first.credit.min(account.credit);

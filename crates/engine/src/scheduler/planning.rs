@@ -116,10 +116,15 @@ impl Engine {
         self.max_outputs - n_running
     }
 
+    /// Whether drafts are made by steps of the model's head or of a draft model, before those of the model.
+    fn has_ahead(&self) -> bool {
+        self.head.is_some() || self.model.is_some()
+    }
+
     /// Drafts that a step may have: each takes a row, and a token of those that decoding leaves. Half of these are the
     /// prompts'.
     pub(super) fn spare_for_drafts(&self) -> usize {
-        if (self.drafter.is_none() && self.head.is_none()) || self.max_draft == 0 {
+        if (self.drafter.is_none() && !self.has_ahead()) || self.max_draft == 0 {
             return 0;
         }
         let n_decoding = self.running.iter().filter(|s| s.remaining() == 1).count();
@@ -128,11 +133,12 @@ impl Engine {
 
     /// Guesses up to `max` tokens behind the last of a sequence; returns how many.
     fn draft(&mut self, i: usize, max: usize) -> usize {
+        let has_ahead = self.has_ahead();
         let sequence = &mut self.running[i];
         let room = self.memory.draft_room(&sequence.held, self.options.prefix_cache);
         let max = max.min(self.max_draft).min(room);
         match &mut self.drafter {
-            _ if self.head.is_some() || self.payoff.is_some() => sequence.take_guesses(max),
+            _ if has_ahead || self.payoff.is_some() => sequence.take_guesses(max),
             Some(drafter) => sequence.draft(&mut **drafter, max, self.n_vocab),
             None => 0,
         }
@@ -142,7 +148,7 @@ impl Engine {
     /// drafter. Prompts are computed without.
     pub(super) fn decide_drafts(&mut self) {
         let Some(payoff) = self.payoff.take() else { return };
-        let has_head = self.head.is_some();
+        let (has_head, has_ahead) = (self.head.is_some(), self.has_ahead());
         self.drafting = 0.0;
         self.running.iter_mut().for_each(|sequence| {
             sequence.allowed = 0;
@@ -159,9 +165,9 @@ impl Engine {
             candidates.extend((0..self.running.len()).filter(is_decoding).map(|i| {
                 Candidate::new(self.running[i].account, self.most_drafts(i, self.max_draft.min(n_spare), has_head))
             }));
-            payoff.choose(&mut candidates, n_spare, has_head);
+            payoff.choose(&mut candidates, n_spare, has_ahead);
             let decoding = self.running.iter_mut().filter(|s| s.remaining() == 1);
-            if let (false, Some(drafter)) = (has_head, &mut self.drafter)
+            if let (false, Some(drafter)) = (has_ahead, &mut self.drafter)
                 && candidates.iter().any(|candidate| candidate.n > 0)
             {
                 let began = (self.clock)();

@@ -64,7 +64,7 @@ pub(super) struct Sequence {
     pub urgency: usize,
     /// Drafts behind the planned tokens, which are computed with them.
     drafts: Vec<u32>,
-    /// What the model's own head drafts of it.
+    /// What the model's own head or the draft model drafts of it.
     pub ahead: Ahead,
     /// What drafts have cost it, where their number is decided by that.
     pub account: Account,
@@ -264,7 +264,7 @@ impl Sequence {
         (self.max_tokens - self.tokens.len()).saturating_sub(1)
     }
 
-    /// Takes up to `max` of the drafts of the model's head; returns how many.
+    /// Takes up to `max` of the drafts that were made ahead; returns how many.
     pub fn take_guesses(&mut self, max: usize) -> usize {
         self.drafts.clear();
         let n = self.ahead.guesses.len().min(max).min(self.room_for_drafts());
@@ -344,8 +344,12 @@ impl Sequence {
 
     /// Where its memory lies.
     pub fn tables(&self) -> Tables<'_> {
-        let (window_pages, first_window_block) = self.held.window_pages();
-        Tables { pages: self.held.pages(), window_pages, first_window_block, state: self.held.slot() }
+        self.held.tables()
+    }
+
+    /// Returns what it holds of another memory: nothing yet.
+    pub fn hold(&self, memory: &Memory) -> Held {
+        memory.hold(self.salt, self.max_tokens)
     }
 
     /// Returns the planned tokens and where their memory lies.

@@ -18,7 +18,7 @@ fn drafting(kinds: Kinds, limits: Limits, trouble: Trouble, wrong: u64, requests
     (engine, alone)
 }
 
-fn long(seed: u64, n: usize, max_new: usize) -> Request {
+pub fn long(seed: u64, n: usize, max_new: usize) -> Request {
     Request { ignore_eos: true, logprobs: Some(2), ..request(prompt(seed, n), seed, max_new) }
 }
 

@@ -15,7 +15,7 @@ use quant::WeightType;
 use crate::toy::{Answer, Pieces, answer, drain, mix, run, sampling};
 
 /// A vocabulary so small that a head that knows nothing is right at times.
-const N_VOCAB: usize = 6;
+pub const N_VOCAB: usize = 6;
 
 /// A random Qwen3.5: delta nets and attention in any order, dense or with experts, and a layer that drafts.
 struct Random {
@@ -67,7 +67,7 @@ impl Random {
     }
 }
 
-fn random_model(seed: u64) -> Arc<Checkpoint> {
+pub fn random_model(seed: u64) -> Arc<Checkpoint> {
     let mut r = Random { seed, writer: Writer::new() };
     let (d, d_head, d_ff) = (r.one_of([32, 64]), 32, r.one_of([32, 96]));
     let (n_kv, n_k, conv) = (r.one_of([1, 2]), r.one_of([1, 2]), r.one_of([2, 4]));
@@ -150,7 +150,7 @@ fn random_model(seed: u64) -> Arc<Checkpoint> {
 }
 
 /// An engine over a model, whose head drafts up to `n` tokens where that is more than none.
-fn engine(backend: &dyn Backend, model: &Arc<Checkpoint>, limits: Limits, options: Options, n: usize) -> Engine {
+pub fn engine(backend: &dyn Backend, model: &Arc<Checkpoint>, limits: Limits, options: Options, n: usize) -> Engine {
     let limits = Limits { max_draft: n, ..limits };
     let plan = if n > 0 { model::build_drafting(model) } else { model::build(model) };
     let plan = backend.lower(plan.unwrap()).unwrap();
@@ -160,7 +160,7 @@ fn engine(backend: &dyn Backend, model: &Arc<Checkpoint>, limits: Limits, option
     engine
 }
 
-fn request(shared: usize, own: usize, max_new: usize, seed: u64) -> Request {
+pub fn request(shared: usize, own: usize, max_new: usize, seed: u64) -> Request {
     let ids = |seed: u64, n: usize| (0..n as u64).map(move |i| (mix(seed, i) % N_VOCAB as u64) as u32);
     Request {
         max_new_tokens: max_new,
@@ -175,7 +175,7 @@ fn request(shared: usize, own: usize, max_new: usize, seed: u64) -> Request {
     }
 }
 
-const ROOMY: Limits = Limits {
+pub const ROOMY: Limits = Limits {
     max_tokens: 128,
     max_outputs: 32,
     n_pages: 24,
@@ -186,7 +186,7 @@ const ROOMY: Limits = Limits {
 };
 
 /// What each request comes to by itself, without drafts.
-fn alone(backend: &dyn Backend, model: &Arc<Checkpoint>, requests: &[Request]) -> Vec<Answer> {
+pub fn alone(backend: &dyn Backend, model: &Arc<Checkpoint>, requests: &[Request]) -> Vec<Answer> {
     let options = Options { prefix_cache: false, ..Options::default() };
     requests.iter().map(|r| run(&mut engine(backend, model, ROOMY, options, 0), r.clone()).0).collect()
 }

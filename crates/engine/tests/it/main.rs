@@ -15,6 +15,7 @@ mod late;
 mod law;
 mod memory;
 mod metal;
+mod models;
 mod scheduler;
 mod scores;
 mod tokenizer;

@@ -213,7 +213,7 @@ impl Costs {
 
 /// An engine whose steps cost time; tests read its clock.
 pub fn engine_at(costs: &Costs, limits: Limits, options: Options) -> Engine {
-    let toy = Toy { costs: Some(costs.clone()), ..Toy::new(limits, Kinds::default(), Trouble::default()) };
+    let toy = Toy::new(limits, Kinds::default(), Trouble::default()).at(costs);
     let mut engine = Engine::new(Box::new(toy), Arc::new(Pieces), options).unwrap();
     let (start, clock) = (Instant::now(), costs.clone());
     engine.set_clock(Arc::new(move || start + clock.now()));
@@ -239,6 +239,11 @@ impl Toy {
             costs: None,
             head: None,
         }
+    }
+
+    /// Returns the same, with steps that cost time.
+    pub fn at(self, costs: &Costs) -> Toy {
+        Toy { costs: Some(costs.clone()), ..self }
     }
 
     /// Returns the same with a head whose rows are wrong one time in `wrong`, and what it sees.

@@ -1,6 +1,7 @@
 //! The table of flags, from which help, completions and parsing are generated.
 
 mod devices;
+mod drafts;
 mod files;
 mod parse;
 mod sampling;
@@ -12,6 +13,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::version;
 pub use devices::DeviceList;
+pub use drafts::{DraftArg, DraftArgs};
 pub use files::{CompareArgs, ConvertArgs, ImatrixArgs, OutputFormat, PullArgs, QuantizeArgs};
 use model::arch::Stretch;
 use parse::{
@@ -260,43 +262,6 @@ pub struct EngineArgs {
     pub device: Option<usize>,
     #[command(flatten)]
     pub step: StepArgs,
-}
-
-/// Drafts: guesses of the next tokens, several of which one step verifies.
-#[derive(Debug, Clone, Copy, Default, Args)]
-pub struct DraftArgs {
-    /// What drafts the next tokens of an answer: one step verifies several, and the answer stays the same. It pays off
-    /// where drafts are right often and a step of several tokens costs little more than one
-    #[arg(long, value_enum, value_name = "off|auto|ngram|mtp", default_value_t, help_heading = "Engine")]
-    pub draft: DraftArg,
-    /// Maximum number of tokens that are drafted at a time [default: 3, with auto 4, its maximum]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16), help_heading = "Engine")]
-    pub draft_tokens: Option<u8>,
-}
-
-impl DraftArgs {
-    /// Maximum number of drafts of a sequence in a step.
-    pub fn n_max(self) -> usize {
-        match self.draft {
-            DraftArg::Off => 0,
-            DraftArg::Auto => usize::from(self.draft_tokens.unwrap_or(4).min(4)),
-            DraftArg::Ngram | DraftArg::Mtp => usize::from(self.draft_tokens.unwrap_or(3)),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum DraftArg {
-    /// Nothing
-    #[default]
-    Off,
-    /// The model's layer if it has one (not with Metal), else the text itself, as many as pay: their number follows from
-    /// measured times and from how often drafts were right
-    Auto,
-    /// The text itself: what followed its last tokens the last time. For answers that repeat their prompts
-    Ngram,
-    /// The model's own layer for multi-token prediction, if it has one (CPU and CUDA)
-    Mtp,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -702,6 +667,8 @@ pub struct PlanArgs {
     /// Predict how many expert reads hit memory under any budget, from a trace (`moebius bench --trace-experts`)
     #[arg(long, value_name = "FILE")]
     pub routes: Option<PathBuf>,
+    #[command(flatten)]
+    pub draft: DraftArgs,
     /// Disk read speed in bytes per second, to predict for another machine [default: measured]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub disk_speed: Option<usize>,

@@ -108,7 +108,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     if let Some(n_prompt) = args.gap {
         let parallel = args.parallel.iter().copied().max().unwrap_or(1);
         let step_time = args.step_time.map(|ms| Duration::from_millis(ms.into()));
-        let draft = args.draft;
+        let draft = args.draft.clone();
         let setup = EngineSetup { threads: Some(threads[0]), step_time, draft, ..EngineSetup::on(device, args.step) };
         let mut table = gap::Table::new(args.output);
         return models.iter().try_for_each(|path| table.print(&gap::measure(*path, &setup, n_prompt, parallel)?));
@@ -155,7 +155,7 @@ fn setup(args: &BenchArgs, device: &Device, threads: usize) -> EngineSetup {
         // Whole pages, and one more: a sequence starts when a page beyond those it needs is free. A step may give a
         // token more than it has drafts.
         ctx: Some(((longest + start + 2) * args.tokens_per_step() + deepest).next_multiple_of(PAGE) + PAGE),
-        draft: args.draft,
+        draft: args.draft.clone(),
         // Off without a context to find: it copies recurrent states.
         prefix_cache: deepest > 0,
         sequences: parallel,
@@ -543,11 +543,12 @@ fn row(s: &Session, test: &Test, run: &RunFacts<'_>, bandwidth: &mut Bandwidth, 
 
 /// What a generation's name says of drafts: ` mtp3`.
 fn drafts_name(test: &Test, args: &BenchArgs) -> String {
-    match (test.n_gen, args.draft.draft) {
+    match (test.n_gen, &args.draft.draft) {
         (0, _) | (_, DraftArg::Off) => String::new(),
         (_, DraftArg::Auto) => format!(" auto{}", args.draft.n_max()),
         (_, DraftArg::Ngram) => format!(" ngram{}", args.draft.n_max()),
         (_, DraftArg::Mtp) => format!(" mtp{}", args.draft.n_max()),
+        (_, DraftArg::Model(_)) => format!(" model{}", args.draft.n_max()),
     }
 }
 

@@ -54,7 +54,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
         note!("{}", crate::embedded::notice());
     }
     let mut chat = Chat {
-        session: load::start(model, &args.engine, args.draft)?,
+        session: load::start(model, &args.engine, args.draft.clone())?,
         history: Vec::new(),
         shown: HashMap::new(),
         waiting: Vec::new(),

@@ -15,7 +15,7 @@ use gpu::cuda::{self, CudaParts};
 use gpu::metal::{self, Metal};
 use model::plan::{Op, Plan};
 
-use crate::args::{BackendKind, EngineArgs, PlanArgs};
+use crate::args::{BackendKind, DraftArg, EngineArgs, PlanArgs};
 use crate::device::{Chosen, Device, Prefer};
 use crate::load::{self, EngineSetup, Model, Prepared};
 use crate::machine;
@@ -26,6 +26,8 @@ use crate::routes::Trace;
 
 pub fn run(args: &PlanArgs) -> Result<()> {
     let model = load::open(args.model.path()?.as_deref())?.stretched(args.engine.step.rope_scaling)?;
+    let is_cpu = matches!(args.engine.backend, None | Some(BackendKind::Cpu | BackendKind::Reference));
+    ensure!(is_cpu || args.draft.draft == DraftArg::Off, "--draft of `moebius plan` requires --backend cpu");
     if args.engine.backend == Some(BackendKind::Cuda) {
         return run_cuda(args, &model);
     }
@@ -33,7 +35,8 @@ pub fn run(args: &PlanArgs) -> Result<()> {
         return run_metal(args, &model);
     }
     ensure!(args.sm.is_none() && args.cubins.is_none(), "--sm and --cubins require --backend cuda");
-    let setup = EngineSetup::of(&args.engine, Prefer::Cpu)?;
+    let setup = EngineSetup { draft: args.draft.clone(), ..EngineSetup::of(&args.engine, Prefer::Cpu)? };
+    let model = model.drafting(setup.head())?;
     let prepared = setup.prepare(&model.checkpoint, model.plan.clone())?;
     say!("{}", if args.unfused { &*model.plan } else { &*prepared.plan })?;
     print_memory(&prepared, model.checkpoint.name())?;
@@ -329,7 +332,15 @@ fn print_split(args: &PlanArgs, plan: &Plan, split: &Split, fit: &Fit) -> Result
 fn print_memory(prepared: &Prepared, file: &str) -> Result<()> {
     let Prepared { backend, plan, budget, fit, .. } = prepared;
     print_footprint(fit, &Units::of(&**backend, plan, 0), plan, file, Some(prepared))?;
-    print_budget(*budget, "the rest of the process", "--memory")
+    let drafting = prepared.draft.as_ref().map_or(0, |draft| draft.bytes);
+    if drafting > 0 {
+        say!("  {:<12} {:>10}  for as many positions", "draft model", shown(drafting))?;
+    }
+    let budget = match *budget {
+        Budget::Promise { bytes, overhead } => Budget::Promise { bytes, overhead: overhead.saturating_sub(drafting) },
+        free => free,
+    };
+    print_budget(budget, "the rest of the process", "--memory")
 }
 
 /// What there is for it; `rest`: what else takes of it, `name`: of what is promised.

@@ -29,7 +29,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
     if model.embedded && !args.quiet {
         note!("{}", crate::embedded::notice());
     }
-    let setup = EngineSetup::drafting(&args.engine, args.draft)?;
+    let setup = EngineSetup::drafting(&args.engine, args.draft.clone())?;
     let model = if args.image.is_empty() { model } else { model.seeing(&args.sight)? };
     let mut session = load::start_with(model, &setup)?;
     Whole::refuse(session.whole)?;

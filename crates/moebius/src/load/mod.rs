@@ -1,5 +1,6 @@
 //! From a file name to something that runs: checkpoint, plan, program, engine.
 
+mod drafting;
 mod sequence;
 mod session;
 mod setup;
@@ -17,6 +18,7 @@ use engine::tokenizer::Tokenizer;
 use model::arch::Stretch;
 use model::plan::{Plan, ValidPlan};
 
+pub use self::drafting::Drafting;
 pub use self::sequence::{Sequence, Traced, Wanted};
 pub use self::session::{Session, Whole, start, start_prepared, start_with};
 pub use self::setup::{EngineSetup, Prepared};
@@ -63,7 +65,7 @@ impl Model {
     /// # Errors
     /// The model has no such head and is to have one.
     pub fn drafting(self, draft: DraftArg) -> Result<Model> {
-        if matches!(draft, DraftArg::Off | DraftArg::Ngram) {
+        if !matches!(draft, DraftArg::Auto | DraftArg::Mtp) {
             return Ok(self);
         }
         let plan = model::build_drafting(&self.checkpoint)?;

@@ -112,7 +112,7 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
     let (prepared, program) = setup.compile(&checkpoint, prepared, plan)?;
     let (placement, held) = (prepared.placement(), prepared.held());
     let step_time = prepared.step_time(setup.step_time);
-    let Prepared { backend, name, plan, fit, device, .. } = prepared;
+    let Prepared { backend, name, plan, fit, device, draft, .. } = prepared;
     let Fit { limits, sequences, footprint } = fit;
     let beyond = (limits.max_positions > plan.n_ctx_train && setup.ctx.is_some()).then(|| {
         let (ctx, trained) = (limits.max_positions, plan.n_ctx_train);
@@ -124,7 +124,7 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
     let text = |key: &str| checkpoint.meta().opt_str(key).ok().flatten().map(str::to_string);
     let options = Options { prefix_cache: setup.prefix_cache, max_running: sequences, step_time, ..Options::default() };
     let mut engine = Engine::new(program, tokenizer.clone(), options)?;
-    match setup.draft.draft {
+    match &setup.draft.draft {
         DraftArg::Off => {}
         DraftArg::Auto => {
             engine.set_adaptive(true);
@@ -135,6 +135,12 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
         DraftArg::Ngram => engine.set_drafter(Some(Box::new(PromptLookup::default()))),
         DraftArg::Mtp => {
             ensure!(engine.set_head(limits.max_draft), "failed to draft tokens: {name} has no head for it")
+        }
+        DraftArg::Model(_) => {
+            if let Some(draft) = draft {
+                engine.set_draft_model(draft.compile()?, limits.max_draft)?;
+            }
+            engine.set_adaptive(setup.draft.draft_tokens.is_none());
         }
     }
     if let Some(folder) = &setup.prompts {

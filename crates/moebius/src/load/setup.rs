@@ -16,7 +16,7 @@ use gpu::cuda::{self, Cuda, CudaParts};
 use gpu::metal::{self, Metal};
 use model::plan::{Plan, ValidPlan};
 
-use super::{Model, Sight};
+use super::{Drafting, Model, Sight};
 use crate::args::{CopyArg, DeviceList, DraftArg, DraftArgs, EngineArgs, IsaArg, MovesArg, StepArgs};
 use crate::device::{self, Chosen, Device, Held, KERNELS, Prefer};
 use crate::memory::{self, Budget, Fit, Units, Wish};
@@ -51,6 +51,8 @@ pub struct EngineSetup {
     pub sums_inputs: bool,
     /// What drafts tokens of answers.
     pub draft: DraftArgs,
+    /// Memory that a draft model takes, in bytes.
+    pub draft_bytes: usize,
 }
 
 impl EngineSetup {
@@ -92,7 +94,7 @@ impl EngineSetup {
     /// Refuses drafts that the device cannot verify.
     fn check_drafts(&self, plan: &Plan) -> Result<()> {
         let (is_metal, is_parted) = (self.kind() == Chosen::Metal, self.step.devices.is_some());
-        match self.draft.draft {
+        match &self.draft.draft {
             DraftArg::Mtp => {
                 ensure!(!is_metal, "--draft mtp requires --backend cpu or cuda");
                 ensure!(!is_parted, "--draft mtp requires one device, without --devices");
@@ -100,6 +102,10 @@ impl EngineSetup {
             DraftArg::Ngram => ensure!(
                 !is_metal || plan.states.is_empty(),
                 "--draft ngram requires --backend cpu or cuda for this model, which has recurrent states"
+            ),
+            DraftArg::Model(_) => ensure!(
+                matches!(self.kind(), Chosen::Cpu | Chosen::Reference),
+                "--draft FILE requires --backend cpu or reference"
             ),
             DraftArg::Off | DraftArg::Auto => {}
         }
@@ -109,9 +115,9 @@ impl EngineSetup {
     /// Returns what a model's own layer for multi-token prediction is to do: on the CPU and on one NVIDIA GPU it may
     /// draft.
     pub fn head(&self) -> DraftArg {
-        match self.draft.draft {
+        match &self.draft.draft {
             DraftArg::Auto if self.kind() == Chosen::Metal || self.step.devices.is_some() => DraftArg::Off,
-            draft => draft,
+            draft => draft.clone(),
         }
     }
 
@@ -132,6 +138,7 @@ impl EngineSetup {
             prompts: None,
             sums_inputs: false,
             draft: DraftArgs::default(),
+            draft_bytes: 0,
         }
     }
 
@@ -381,8 +388,21 @@ impl EngineSetup {
         let layout = cpu.layout(&plan);
         let (backend, name, device) = (Box::new(cpu), cpu_name(&cpu), self.device.clone());
         let (split, predicted, host_bytes) = (Split::none(), None, 0);
-        let _open = None;
-        Ok(Some(Prepared { backend, name, plan, budget, fit, host_bytes, layout, split, predicted, device, _open }))
+        let (draft, _open) = (None, None);
+        Ok(Some(Prepared {
+            backend,
+            name,
+            plan,
+            budget,
+            fit,
+            host_bytes,
+            layout,
+            split,
+            predicted,
+            device,
+            draft,
+            _open,
+        }))
     }
 
     /// Returns what computes.
@@ -433,7 +453,11 @@ impl EngineSetup {
             }
             (Chosen::Cuda, None) => Budget::Free(device::free_on_device(self.device.ordinal)),
             (Chosen::Cpu | Chosen::Reference, memory) => {
-                Budget::new(memory, plan, self.requests_bytes + self.prompts_bytes(plan), self.resident_bytes)
+                let others = self.requests_bytes + self.prompts_bytes(plan) + self.draft_bytes;
+                match Budget::new(memory, plan, others, self.resident_bytes) {
+                    Budget::Free(free) => Budget::Free(free.map(|free| free.saturating_sub(self.draft_bytes))),
+                    promise => promise,
+                }
             }
         }
     }
@@ -484,11 +508,19 @@ impl EngineSetup {
         if self.draft.draft == DraftArg::Auto && self.kind() == Chosen::Metal && !plan.states.is_empty() {
             return EngineSetup { draft: DraftArgs::default(), ..self.clone() }.prepare_here(checkpoint, plan);
         }
-        if let (None, Some(bytes)) = (self.resident_bytes, machine::resident_memory()) {
-            // One look at what the process takes, for all that is decided: a second one may find more.
-            return EngineSetup { resident_bytes: Some(bytes), ..self.clone() }.prepare_here(checkpoint, plan);
-        }
         self.check_cache(&plan)?;
+        let draft = Drafting::open(self, checkpoint)?;
+        // One look at what the process takes, for all that is decided: a second one may find more.
+        let resident_bytes = self.resident_bytes.or_else(machine::resident_memory);
+        let setup = EngineSetup { resident_bytes, ..self.clone() };
+        match draft {
+            Some(draft) => draft.alongside(&setup, |setup| setup.prepare_one(checkpoint, plan.clone())),
+            None => setup.prepare_one(checkpoint, plan),
+        }
+    }
+
+    /// As [`EngineSetup::prepare`], of a model by itself.
+    fn prepare_one(&self, checkpoint: &Checkpoint, plan: ValidPlan) -> Result<Prepared> {
         if let Some(prepared) = self.prepare_streamed(checkpoint, &plan)? {
             return Ok(prepared);
         }
@@ -515,6 +547,7 @@ impl EngineSetup {
                 split,
                 predicted,
                 device,
+                draft: None,
                 _open,
             });
         }
@@ -531,8 +564,8 @@ impl EngineSetup {
             _ => memory::fit(&*backend, &plan, &wish, budget)?,
         };
         let (layout, split, predicted, host_bytes) = (Layout::default(), Split::none(), None, 0);
-        let (device, _open) = (self.device.clone(), open);
-        Ok(Prepared { backend, name, plan, budget, fit, host_bytes, layout, split, predicted, device, _open })
+        let (device, draft, _open) = (self.device.clone(), None, open);
+        Ok(Prepared { backend, name, plan, budget, fit, host_bytes, layout, split, predicted, device, draft, _open })
     }
 
     /// Returns the program of what is prepared. Where a GPU that was not named fails to start, the CPU takes its place
@@ -612,6 +645,8 @@ pub struct Prepared {
     predicted: Option<Predicted>,
     /// What computes in the end.
     pub device: Device,
+    /// The model that drafts, where another does.
+    pub draft: Option<Drafting>,
     /// Keeps the device's context until a program has its own hold.
     _open: Option<cuda::Open>,
 }
@@ -640,7 +675,8 @@ impl Prepared {
 
     /// Returns what the model will take.
     pub fn held(&self) -> Held {
-        let (bytes, later) = (self.fit.footprint.total(), memory::later_bytes(self.plan.n_vocab));
+        let drafting = self.draft.as_ref().map_or(0, |draft| draft.bytes);
+        let (bytes, later) = (self.fit.footprint.total() + drafting, memory::later_bytes(self.plan.n_vocab));
         match self.device.kind {
             Chosen::Cuda => Held { host: self.host_bytes + later, gpu: bytes + KERNELS, ordinal: self.device.ordinal },
             Chosen::Reference | Chosen::Cpu | Chosen::Metal => Held { host: bytes + later, ..Held::default() },
@@ -657,7 +693,8 @@ impl Prepared {
                  cpu selects that): {parted}"
             )];
         }
-        [self.device.note(), self.parted()].into_iter().flatten().collect()
+        let draft = self.draft.as_ref().map(Drafting::placement);
+        [self.device.note(), self.parted(), draft].into_iter().flatten().collect()
     }
 
     /// Returns what is where when experts are streamed or stay in host memory.

@@ -222,7 +222,7 @@ fn setup(args: &ServeArgs, several: bool) -> Result<EngineSetup> {
         cache_tokens: args.cache_tokens,
         requests_bytes: limits::REQUESTS_BYTES + args.store_responses.unwrap_or(0),
         prompts: args.cache_dir.clone().map(|path| Folder { path, max_bytes: args.cache_disk as u64 }),
-        ..EngineSetup::drafting(&args.engine, args.draft)?
+        ..EngineSetup::drafting(&args.engine, args.draft.clone())?
     })
 }
 

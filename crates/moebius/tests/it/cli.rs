@@ -487,7 +487,7 @@ fn mistakes_are_named() {
         (&["run", "hi", "--threads", "0"], "threads"),
         (&["run", "hi", "--regex", "a("], "compile the grammar"),
         (&["run", "hi", "--ctx", "2000000"], "--ctx must be between"),
-        (&["serve", "-md", "draft.gguf"], "-md is not supported"),
+        (&["serve", "-md", "draft.gguf"], "failed to open the draft model"),
         (&["run", "-m", "no-such-model:1b", "hi"], "`ollama pull no-such-model:1b` downloads it"),
         (&["run", "-m", "no/such-model", "hi"], "`moebius pull no/such-model` downloads it"),
         (&["logits", "--tokens", "9999"], "9999"),

@@ -93,8 +93,97 @@ fn drafts_change_no_word() {
     }
 }
 
+/// The embedded model's file, and quantizations of it that are often right and hardly ever.
+fn quantized(folder: &Path) -> [PathBuf; 3] {
+    let whole = fixtures::root("models/fable-29m-a10m-q4_k_m.gguf");
+    let small = ["Q3_K_S", "TQ1_0"].map(|kind| {
+        let file = folder.join(format!("{kind}.gguf"));
+        stdout(&["quantize", "--allow-requantize", as_text(&whole), as_text(&file), kind]);
+        file
+    });
+    let [right, wrong] = small;
+    [whole, right, wrong]
+}
+
+/// How many drafts of a run there were, and how many were right.
+fn counted(told: &str) -> (f64, f64) {
+    let Some((_, drafts)) = told.split_once("drafts: ").filter(|(_, rest)| rest.contains("accepted")) else {
+        return (0.0, 0.0);
+    };
+    let numbers: Vec<f64> =
+        drafts.split(|c: char| !c.is_ascii_digit() && c != '.').filter_map(|n| n.parse().ok()).collect();
+    (numbers[1], numbers[0] * numbers[1] / 100.0)
+}
+
+/// Another model drafts: the same words, greedy, with a seed, and by a schema, whatever it is right about.
+#[test]
+fn another_model_drafts() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let [whole, right, wrong] = quantized(folder.path());
+    let schema = r#"{"type":"object","properties":{"name":{"type":"string","maxLength":20}},"required":["name"]}"#;
+    for sampling in [&["--temp", "0"][..], &["--temp", "0.9", "--seed", "5"], &["--temp", "0", "--json-schema", schema]]
+    {
+        let run = |draft: &[&str]| {
+            let line = ["run", "-p", "Tell me a story about a fox.", "-n", "90", "-m", as_text(&whole)];
+            let out = moebius(&[&line, sampling, draft].concat());
+            let [text, told] = [out.stdout, out.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+            assert!(out.status.success(), "{told}");
+            (text, told)
+        };
+        let plain = run(&[]);
+        assert!(plain.0.len() > 10 && !plain.1.contains("accepted"), "{plain:?}");
+        for (file, is_right) in [(&right, true), (&wrong, false)] {
+            for n in [&[][..], &["--draft-tokens", "1"], &["--draft-tokens", "4"]] {
+                let (text, told) = run(&[&["--draft", as_text(file)], n].concat());
+                assert_eq!(text, plain.0, "{sampling:?} {n:?}");
+                let (drafted, accepted) = counted(&told);
+                let is_greedy = sampling.len() == 2;
+                assert!(!is_greedy || n.is_empty() || drafted > 20.0, "{told}");
+                assert!(!is_greedy || n.is_empty() || (accepted > drafted / 2.0) == is_right, "{n:?}: {told}");
+            }
+        }
+    }
+}
+
+/// What a draft model takes is told, planned and counted.
+#[test]
+fn a_draft_model_counts() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let [whole, small, _] = quantized(folder.path());
+    let planned = |draft: &[&str]| stdout(&[&["plan", "-m", as_text(&whole), "--memory", "400M"], draft].concat());
+    let (with, without) = (planned(&["--draft", as_text(&small)]), planned(&[]));
+    assert!(with.contains("draft model") && !without.contains("draft model"), "{with}");
+    let positions = |plan: &str| {
+        let (before, _) = plan.split_once("  a context of").expect("a context");
+        let line = plan[before.len()..].lines().next().expect("a line");
+        line.split_whitespace().find_map(|word| word.parse::<usize>().ok()).expect("positions")
+    };
+    assert!(positions(&with) <= positions(&without));
+    let line = ["run", "-p", "x", "-n", "2", "-m", as_text(&whole), "--draft", as_text(&small)];
+    let out = moebius(&[&line[..], &["--memory", "400M"]].concat());
+    let told = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && told.contains("draft model: ") && told.contains("Q3_K_S.gguf"), "{told}");
+    let told = error(&[&line[..], &["--memory", "30M"]].concat());
+    assert!(told.contains("--memory"), "{told}");
+}
+
 #[test]
 fn what_cannot_draft_says_so() {
+    let other = fixtures::root("crates/conformance/tests/data/qwen3/model-bf16.gguf");
+    let of_other_tokens = fixtures::root("crates/conformance/tests/data/qwen35_mtp/hf");
+    for (draft, part) in [
+        (as_text(&other), "tokens of"),
+        (as_text(&of_other_tokens), r#"its vocabulary is another: token 0 is "\0" there and "!" in"#),
+        ("no-such-model.gguf", "failed to open the draft model"),
+    ] {
+        let told = error(&["run", "-p", "x", "--draft", draft, "--backend", "cpu"]);
+        assert!(told.contains(part), "{told}");
+    }
+    for backend in ["cuda", "metal"] {
+        let told = error(&["run", "-p", "x", "--draft", as_text(&other), "--backend", backend]);
+        let has_none = told.contains("failed to use") || told.contains("macOS");
+        assert!(told.contains("--draft FILE requires --backend cpu") || has_none, "{told}");
+    }
     let told = error(&["run", "-p", "x", "--draft", "mtp"]);
     assert!(told.contains("has no layer for multi-token prediction"), "{told}");
     let told = error(&["run", "-p", "x", "--draft", "mtp", "--backend", "metal"]);

@@ -217,7 +217,7 @@ fn gains_are_taken() {
         let mut numbers = Numbers(3);
         let history = &simulate(&machine, &[Text::Odds(odds)], 4000, 0, &mut numbers)[0];
         let expected = (0..=MAX_DRAFT)
-            .map(|k| (0..=k as i32).map(|i| odds.powi(i)).sum::<f64>() / (steps[k] + head * k as f64))
+            .map(|k| (0..=k as i32).map(|i| odds.powi(i)).sum::<f64>() / (machine.steps[k] + head * k as f64))
             .fold(0.0, f64::max);
         let share = speed(history) / expected;
         assert!(share > 0.85, "{name}: {share} of {expected}");
