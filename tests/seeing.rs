@@ -41,7 +41,7 @@ impl Model {
         Model::of(folder, &folder.join("hf"), None)
     }
 
-    /// The model of a fixture in other files: its text model, and its encoder where that is in a file of its own.
+    /// The model of a fixture in other files: its text model, and its encoder where that is in a separate file.
     pub fn of(folder: &Path, text: &Path, encoder: Option<&Path>) -> Model {
         let checkpoint = Arc::new(checkpoint::open(text).unwrap());
         let encoder = encoder.map(|path| Arc::new(checkpoint::open(path).unwrap()));

@@ -558,6 +558,10 @@ impl Drafts for CpuProgram {
     fn is_settled(&mut self) -> bool {
         true
     }
+
+    fn takes_places(&self) -> bool {
+        true
+    }
 }
 
 impl Profile for CpuProgram {

@@ -17,7 +17,7 @@ use super::{Folder, name};
 use crate::quantize::Target;
 use crate::quantize::source::Tensor;
 
-/// `vision.image_size` of Gemma 4, whose images have no size of their own: llama.cpp's number.
+/// `vision.image_size` of Gemma 4, whose images have no fixed size: llama.cpp's number.
 const ANY_SIZE: u32 = 224;
 
 impl Folder {

@@ -11,6 +11,7 @@ use checkpoint::Checkpoint;
 use cpu::Cpu;
 use engine::images::{self, Encoder, Image, Pictures, Placed};
 use engine::tokenizer::{Encode, Tokenizer};
+use model::plan::ValidPlan;
 use model::vision::{self, Vision};
 
 use super::{EngineSetup, Model};
@@ -48,6 +49,14 @@ impl Model {
 }
 
 impl Sight {
+    /// Returns another plan of the text model with places for images.
+    ///
+    /// # Errors
+    /// The encoder does not fit it.
+    pub(super) fn place(&self, text: &Checkpoint, plan: ValidPlan) -> Result<ValidPlan> {
+        Ok(vision::open(text, &plan, Some(&self.checkpoint))?.map_or(plan, |(plan, _)| plan))
+    }
+
     /// Returns the encoder, on the reference where the text model computes there, else on the CPU: an image is one step
     /// of it, whose rows a GPU's steps take.
     ///

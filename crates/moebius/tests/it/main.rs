@@ -15,3 +15,4 @@ mod quantize;
 #[path = "../../../../tests/seeing.rs"]
 mod seeing;
 mod serve;
+mod stored;
