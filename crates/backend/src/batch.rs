@@ -489,7 +489,9 @@ impl Batch {
         if self.given.is_empty() {
             return Ok(());
         }
-        let Some(d_input) = takes.d_input.filter(|_| !self.is_draft()) else {
+        // A draft head is given positions alone.
+        let is_refused = self.is_draft() && !(tokens.is_empty() && spans.is_empty());
+        let Some(d_input) = takes.d_input.filter(|_| !is_refused) else {
             return bad("the batch has rows of images, and the program takes none".into());
         };
         if tokens.len().checked_mul(d_input) != Some(rows.len()) {

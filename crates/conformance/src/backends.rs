@@ -141,7 +141,7 @@ pub fn rows() -> Vec<Row> {
 }
 
 /// Ops of image encoders and of sparse attention, which GPUs refuse.
-const OF_HOST: &[&str] = &["add_bias", "gelu", "choose"];
+const OF_HOST: &[&str] = &["add_bias", "gelu", "clamp", "choose"];
 
 /// Caches of blocks.
 pub const BLOCKS: [CacheType; 5] = [

@@ -263,6 +263,7 @@ impl Needs {
                 | Op::Input { .. }
                 | Op::AddBias { .. }
                 | Op::Gelu { .. }
+                | Op::Clamp { .. }
                 | Op::RmsNorm { .. }
                 | Op::Center { .. }
                 | Op::HeadNorm { .. }
@@ -476,6 +477,9 @@ impl Lower<'_> {
             Op::EmbedPlace { table, axis, out } => OpStep::EmbedPlace { table: self.mat(table)?, axis, out: view(out) },
             Op::Input { x, first, mode } => OpStep::Input { x: view(x), first, mode },
             Op::AddBias { x, w } => OpStep::AddBias { x: view(x), w: self.vector(w)? },
+            Op::Clamp { x, low, high } => {
+                OpStep::Clamp { x: view(x), low: self.vector(low)?[0], high: self.vector(high)?[0] }
+            }
             Op::Gelu { x, form } => OpStep::Gelu { x: view(x), form },
             Op::Linear { x, ref parts } => {
                 let part = |part: &model::plan::LinearPart| {

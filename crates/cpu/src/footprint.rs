@@ -83,8 +83,8 @@ fn weights(sum: &mut Footprint, plan: &Plan, residencies: &Residencies) {
         }
     }
     for op in plan.all_ops() {
-        // Its factor becomes part of the op.
-        if let Op::ScaleBy { .. } = op {
+        // Their numbers become part of the op.
+        if let Op::ScaleBy { .. } | Op::Clamp { .. } = op {
             continue;
         }
         for w in op.weights().into_iter().filter(|&w| !residencies.is_matrix(w)) {

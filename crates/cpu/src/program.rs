@@ -116,6 +116,7 @@ pub enum OpStep {
     Input { x: View, first: usize, mode: InputMode },
     AddBias { x: View, w: Vec<f32> },
     Gelu { x: View, form: Gelu },
+    Clamp { x: View, low: f32, high: f32 },
     Linear { x: View, parts: Vec<PartStep> },
     GatedLinear { x: View, gate: Mat, up: Mat, act: Gate, out: View, spare: Option<View> },
     Center { x: View, out: View },
@@ -557,6 +558,10 @@ impl Drafts for CpuProgram {
     fn is_settled(&mut self) -> bool {
         true
     }
+
+    fn takes_places(&self) -> bool {
+        true
+    }
 }
 
 impl Profile for CpuProgram {
@@ -609,6 +614,7 @@ impl Run<'_> {
             OpStep::EmbedPlace { ref table, axis, out } => embed::embed_place(self, table, axis, out),
             OpStep::Input { x, first, mode } => embed::input(self, x, first, mode),
             OpStep::AddBias { x, ref w } => elementwise::add_bias(self, x, w),
+            OpStep::Clamp { x, low, high } => elementwise::clamp(self, x, low, high),
             OpStep::Gelu { x, form } => elementwise::gelu(self, x, form),
             OpStep::Linear { x, ref parts } => linear::linear(self, x, parts),
             OpStep::GatedLinear { x, ref gate, ref up, act, out, spare } => {

@@ -32,6 +32,8 @@ const HEADER_BYTES: usize = 8 + 32 + 32 + 32;
 const MAX_WAITING: usize = 2;
 /// Maximum number of pieces in memory, those that are read included.
 pub const MAX_BUFFERS: usize = MAX_WAITING + 1;
+/// File that names tokens of images.
+const SECRET: &str = "images.secret";
 /// After an error nothing is written for so long.
 const PAUSE: Duration = Duration::from_secs(30);
 /// Temporary files of this age are nobody's.
@@ -185,6 +187,27 @@ impl PromptStore for Files {
     fn used(&mut self, keys: Vec<Key>) {
         self.send(Work::Used(keys));
     }
+
+    fn secret(&mut self) -> [u8; 32] {
+        let path = self.folder.join(SECRET);
+        let read = || -> io::Result<[u8; 32]> {
+            let mut bytes = Vec::new();
+            open_plain(OpenOptions::new().read(true), &path)?.take(33).read_to_end(&mut bytes)?;
+            bytes.try_into().map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "its length is wrong"))
+        };
+        if let Ok(secret) = read() {
+            return secret;
+        }
+        let secret = engine::scheduler::secret();
+        match write(&self.folder, &path, &[&secret]).and_then(|()| read()) {
+            Ok(secret) => secret,
+            Err(error) => {
+                // Without the file, prompts with images are computed again after a restart.
+                tracing::warn!(file = %path.display(), %error, "failed to keep the secret of images");
+                secret
+            }
+        }
+    }
 }
 
 impl Files {
@@ -237,30 +260,12 @@ impl Writer {
     }
 
     fn try_store(&mut self, path: &Path, header: &[u8], bytes: &[u8]) -> io::Result<()> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
         let len = (header.len() + 32 + bytes.len()) as u64;
         if len > self.max_bytes {
             return Ok(());
         }
         self.make_room(len);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let temporary = self.folder.join(format!("{}-{number}.tmp", std::process::id()));
-        // The folder may have been emptied by its owner.
-        private_folder(&self.folder)?;
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true);
-        #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let mut file = options.open(&temporary)?;
-        let pieces = [header, &checksum(header, bytes), bytes];
-        let written = pieces.iter().try_for_each(|piece| file.write_all(piece));
-        drop(file);
-        let written = written.and_then(|()| fs::rename(&temporary, path));
-        if written.is_err() {
-            // What is half written is of no use; where it cannot be removed it is found as stale.
-            let _ = fs::remove_file(&temporary);
-        }
-        written
+        write(&self.folder, path, &[header, &checksum(header, bytes), bytes])
     }
 
     /// Removes files until `len` more bytes keep below the bound. Others write too: everything is counted again when a
@@ -365,6 +370,28 @@ fn sum(hash: digest::Context) -> [u8; 32] {
     let mut sum = [0; 32];
     sum.copy_from_slice(hash.finish().as_ref());
     sum
+}
+
+/// Writes a file that only its owner reads, whole or not at all.
+fn write(folder: &Path, path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let temporary = folder.join(format!("{}-{number}.tmp", std::process::id()));
+    // The folder may have been emptied by its owner.
+    private_folder(folder)?;
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut file = options.open(&temporary)?;
+    let written = pieces.iter().try_for_each(|piece| file.write_all(piece));
+    drop(file);
+    let written = written.and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        // What is half written is of no use; where it cannot be removed it is found as stale.
+        let _ = fs::remove_file(&temporary);
+    }
+    written
 }
 
 fn checksum(header: &[u8], bytes: &[u8]) -> [u8; 32] {

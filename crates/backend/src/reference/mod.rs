@@ -334,6 +334,10 @@ impl Drafts for Interpreter {
     fn is_settled(&mut self) -> bool {
         true
     }
+
+    fn takes_places(&self) -> bool {
+        true
+    }
 }
 
 impl Interpreter {
@@ -443,6 +447,10 @@ impl Interpreter {
             Op::AddBias { x, w } => {
                 let w = self.vector(w);
                 ops::add_to_rows(self.floats_mut(x), &w);
+            }
+            Op::Clamp { x, low, high } => {
+                let [low, high] = [low, high].map(|w| self.vector(w)[0]);
+                self.floats_mut(x).iter_mut().for_each(|v| *v = v.max(low).min(high));
             }
             Op::Gelu { x, form } => self.floats_mut(x).iter_mut().for_each(|v| *v = ops::gelu(*v, form)),
             Op::Linear { x, ref parts } => {

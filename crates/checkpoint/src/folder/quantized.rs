@@ -102,12 +102,13 @@ pub(super) fn plain(entry: &Entry) -> Found {
     let why = match dtype {
         None => format!("type {} is not supported", printable(entry.dtype.as_bytes())),
         Some(_) if !readable(shape) => {
-            format!("shape {shape:?} is not supported: 1 to {MAX_AXES} axes, none of them 0")
+            format!("shape {shape:?} is not supported: up to {MAX_AXES} axes, none of them 0")
         }
         Some(dtype) => {
             return Found::Tensor(TensorInfo {
                 name: entry.name.clone(),
-                shape: shape.clone(),
+                // A number by itself has no axes there.
+                shape: if shape.is_empty() { vec![1] } else { shape.clone() },
                 dtype,
                 file: entry.file,
                 offset: entry.offset,
@@ -122,7 +123,7 @@ pub(super) fn plain(entry: &Entry) -> Found {
 }
 
 fn readable(shape: &[usize]) -> bool {
-    (1..=MAX_AXES).contains(&shape.len()) && !shape.contains(&0)
+    shape.len() <= MAX_AXES && !shape.contains(&0)
 }
 
 /// How a weight is quantized.

@@ -1,105 +1,19 @@
 //! Models that see, against the original code: pixels to the bit, features and logits on the reference and the CPU.
-//!
-//! A fixture is a folder with `hf/`, `images/` and `golden.safetensors`: `pixel_values.IMAGE` and, of Qwen, the grid
-//! `grid_thw.IMAGE`, `features.IMAGE`, `deepstack_N.IMAGE`; `tokens.PROMPT`, `position_ids.PROMPT` and
-//! `logits.PROMPT`. `card.json` says which images a prompt has.
-
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use backend::reference::Reference;
 use backend::{Backend, Batch, CacheType, GivenRows, Kinds, Limits, PAGE, StepError, Tables};
-use checkpoint::Checkpoint;
 use conformance::backends::{cpu_with, gpu, isas, simulated, wide};
-use conformance::fixtures;
 use cpu::Isa;
-use engine::images::{Encoder, Features, Image, Pictures, Rows};
-use model::plan::ValidPlan;
-use model::vision::{self, PixelOrder, Places, Vision};
-use safetensors::SafeTensors;
+use engine::images::{Pictures, Rows};
+use model::vision::{PixelOrder, Places, Vision};
 
-/// Fixtures in the tree, and next to the checkout.
-const MODELS: [&str; 3] = ["qwen3_vl_moe", "qwen3_5_moe", "gemma4"];
+use crate::seeing::{Model, REFERENCE, error, folders, limits};
 
-/// Error of features and logits over the standard deviation of the exact ones.
-const REFERENCE: f64 = 1e-5;
+/// As `REFERENCE`, of the CPU.
 const CPU: f64 = 2e-5;
 
-struct Model {
-    checkpoint: Arc<Checkpoint>,
-    plan: ValidPlan,
-    vision: Vision,
-    folder: PathBuf,
-    golden: Vec<u8>,
-}
-
-impl Model {
-    fn open(folder: &Path) -> Model {
-        let checkpoint = Arc::new(checkpoint::open(&folder.join("hf")).unwrap());
-        let plan = model::build(&checkpoint).unwrap();
-        let (plan, vision) = vision::open(&checkpoint, &plan, None).unwrap().expect("a model that sees");
-        let golden = std::fs::read(folder.join("golden.safetensors")).unwrap();
-        Model { checkpoint, plan, vision, folder: folder.into(), golden }
-    }
-
-    fn words(&self, name: &str) -> Option<(Vec<usize>, Vec<[u8; 4]>)> {
-        let file = SafeTensors::deserialize(&self.golden).unwrap();
-        let view = file.tensor(name).ok()?;
-        Some((view.shape().to_vec(), view.data().as_chunks().0.to_vec()))
-    }
-
-    fn f32s(&self, name: &str) -> Option<Vec<f32>> {
-        Some(self.words(name)?.1.into_iter().map(f32::from_le_bytes).collect())
-    }
-
-    fn u32s(&self, name: &str) -> Vec<u32> {
-        self.words(name).unwrap_or_else(|| panic!("{name}")).1.into_iter().map(u32::from_le_bytes).collect()
-    }
-
-    fn encoder(&self, backend: Box<dyn Backend + Send>) -> Encoder {
-        Encoder::new(self.vision.clone(), self.checkpoint.clone(), backend, 1 << 20).unwrap()
-    }
-
-    fn image(&self, name: &str) -> Option<Image> {
-        let file = ["png", "jpg"].map(|end| self.folder.join(format!("images/{name}.{end}")));
-        Some(Image::decode(&std::fs::read(file.iter().find(|file| file.exists())?).unwrap()).unwrap())
-    }
-
-    /// Prompts and the images in them.
-    fn prompts(&self) -> Vec<(String, Vec<String>)> {
-        let card = std::fs::read(self.folder.join("card.json")).unwrap();
-        let card: serde_json::Value = serde_json::from_slice(&card).unwrap();
-        let images = |of: &serde_json::Value| {
-            of["images"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_string()).collect()
-        };
-        card["prompts"].as_object().unwrap().iter().map(|(name, of)| (name.clone(), images(of))).collect()
-    }
-
-    /// Names of the images whose pixels the golden file has.
-    fn images(&self) -> Vec<String> {
-        let file = SafeTensors::deserialize(&self.golden).unwrap();
-        file.names().into_iter().filter_map(|name| name.strip_prefix("features.").map(String::from)).collect()
-    }
-}
-
 fn models() -> Vec<Model> {
-    let mut folders: Vec<PathBuf> =
-        MODELS.iter().map(|name| fixtures::root(&format!("crates/conformance/tests/data/images/{name}"))).collect();
-    folders.retain(|folder| folder.exists());
-    folders.extend(MODELS.iter().filter_map(|name| fixtures::more(&format!("../shared/fixtures/vision/{name}"))));
-    if folders.is_empty() {
-        fixtures::skip("no models that see");
-    }
-    folders.iter().map(|folder| Model::open(folder)).collect()
-}
-
-fn error(found: &[f32], exact: &[f32]) -> f64 {
-    assert_eq!(found.len(), exact.len());
-    let n = exact.len() as f64;
-    let mean = exact.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
-    let variance = exact.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n;
-    let off = found.iter().zip(exact).map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum::<f64>() / n;
-    (off / variance).sqrt()
+    folders().iter().map(|folder| Model::open(folder)).collect()
 }
 
 /// The numbers of patches in the order of the original processor, and their places.
@@ -157,80 +71,19 @@ fn backends() -> Vec<(String, Box<dyn Backend + Send>, f64)> {
 #[test]
 fn features_are_the_original_encoders() {
     for model in models() {
-        let (d, d_all) = (model.plan.d_model, model.vision.d_features());
         for (backend, row, tolerance) in backends() {
-            let mut encoder = model.encoder(row);
-            for name in model.images().iter().filter(|name| *name != "jpeg") {
-                let Some(image) = model.image(name) else { continue };
-                let features = encoder.encode(&image).unwrap();
-                for part in 0..d_all / d {
-                    let array = match part {
-                        0 => format!("features.{name}"),
-                        n => format!("deepstack_{}.{name}", n - 1),
-                    };
-                    let exact = model.f32s(&array).unwrap();
-                    let rows = features.rows.chunks_exact(d_all).flat_map(|row| &row[part * d..][..d]);
-                    let off = error(&rows.copied().collect::<Vec<_>>(), &exact);
-                    println!("{} {backend} {array}: {off:.2e}", model.folder.display());
-                    assert!(off <= tolerance, "{} {backend} {array}: {off:.2e}", model.folder.display());
-                }
-            }
+            model.check_features(&backend, row, tolerance);
         }
     }
-}
-
-/// A prompt with its images, ready for a program.
-fn prompt(model: &Model, encoder: &mut Encoder, name: &str, images: &[String]) -> (Vec<u32>, Pictures) {
-    let tokens = model.u32s(&format!("tokens.{name}"));
-    let features: Vec<Arc<Features>> =
-        images.iter().map(|image| Arc::new(encoder.encode(&model.image(image).unwrap()).unwrap())).collect();
-    let feature = model.vision.tokens.feature.unwrap();
-    let pictures = Pictures::place(&model.vision, feature, &tokens, features).unwrap();
-    (tokens, pictures)
-}
-
-/// Limits for one sequence of `n` tokens, all of them in a step.
-fn limits(n: usize) -> Limits {
-    let n_pages = n.div_ceil(PAGE);
-    Limits {
-        max_tokens: n,
-        max_outputs: n,
-        n_pages,
-        max_positions: n,
-        n_window_pages: n_pages,
-        n_states: 1,
-        max_draft: 0,
-    }
-}
-
-/// Logits of all positions, in chunks of about `cut` tokens.
-fn logits(model: &Model, backend: &dyn Backend, tokens: &[u32], pictures: &Pictures, cut: usize) -> Vec<f32> {
-    let n_pages = tokens.len().div_ceil(PAGE);
-    let plan = backend.lower(model.plan.clone()).unwrap();
-    let mut program = backend.compile(&plan, model.checkpoint.clone(), limits(tokens.len())).unwrap();
-    let pages: Vec<u32> = (0..n_pages as u32).collect();
-    let (mut at, mut logits) = (0, Vec::new());
-    while at < tokens.len() {
-        let n = pictures.whole(at, cut.min(tokens.len() - at));
-        let mut batch = Batch::default();
-        let tables = Tables { pages: &pages, window_pages: &pages, ..Tables::default() };
-        batch.push(&tokens[at..at + n], at, tables, 0..n);
-        pictures.fill(at..at + n, 0, &mut batch.tokens, &mut batch.given);
-        batch.given.places.extend((at..at + n).map(|position| pictures.place_of(position)));
-        logits.extend_from_slice(program.step(&batch).unwrap().logits);
-        at += n;
-    }
-    logits
 }
 
 #[test]
 fn logits_are_the_original_models() {
     for model in models() {
         for (name, images) in model.prompts() {
-            let Some(exact) = model.f32s(&format!("logits.{name}")) else { continue };
             for ((backend, row, tolerance), (_, of_encoder, _)) in backends().into_iter().zip(backends()) {
                 let mut encoder = model.encoder(of_encoder);
-                let (tokens, pictures) = prompt(&model, &mut encoder, &name, &images);
+                let (tokens, pictures) = model.prompt(&mut encoder, &name, &images);
                 if model.vision.places == Places::Grid {
                     let ids = model.u32s(&format!("position_ids.{name}"));
                     let n = tokens.len();
@@ -238,13 +91,10 @@ fn logits_are_the_original_models() {
                     let found: Vec<[u32; 3]> = (0..n).map(|i| pictures.place_of(i)).collect();
                     assert_eq!(found, wanted, "{name}");
                 }
-                let found = logits(&model, &*row, &tokens, &pictures, usize::MAX);
-                let off = error(&found, &exact);
-                println!("{} {backend} logits.{name}: {off:.2e}", model.folder.display());
-                assert!(off <= tolerance, "{} {backend} logits.{name}: {off:.2e}", model.folder.display());
+                let found = model.check_logits(&backend, &*row, &name, (&tokens, &pictures), tolerance);
                 // The CPU's law holds for images too.
                 if backend != "reference" {
-                    let cut = logits(&model, &*row, &tokens, &pictures, 7);
+                    let cut = model.logits(&*row, &tokens, &pictures, 7);
                     assert!(found.iter().zip(&cut).all(|(a, b)| a.to_bits() == b.to_bits()), "{backend} {name}: cut");
                 }
             }
@@ -266,11 +116,11 @@ fn gpus_take_features() {
     for model in models().into_iter().take(if wide() { usize::MAX } else { 2 }) {
         let mut encoder = model.encoder(Box::new(Reference));
         let (name, images) = model.prompts().swap_remove(0);
-        let (tokens, pictures) = prompt(&model, &mut encoder, &name, &images);
+        let (tokens, pictures) = model.prompt(&mut encoder, &name, &images);
         let exact = model.f32s(&format!("logits.{name}")).unwrap();
         for (backend, row, tolerance, cuts) in &rows {
             for &cut in *cuts {
-                let off = error(&logits(&model, &**row, &tokens, &pictures, cut), &exact);
+                let off = error(&model.logits(&**row, &tokens, &pictures, cut), &exact);
                 println!("{} {backend} logits.{name}, cut {cut}: {off:.2e}", model.folder.display());
                 assert!(off <= *tolerance, "{} {backend} {name}, cut {cut}: {off:.2e}", model.folder.display());
             }
@@ -284,11 +134,9 @@ fn text_is_as_it_was() {
     for model in models() {
         let tokens = model.u32s("tokens");
         let backend = cpu_with(Isa::best(), 2, CacheType::F32);
-        let feature = model.vision.tokens.feature.unwrap();
-        let none = Pictures::at(&model.vision, feature, Vec::new());
-        let seeing = logits(&model, &backend, &tokens, &none, usize::MAX);
-        let blind = Model { plan: model::build(&model.checkpoint).unwrap(), ..Model::open(&model.folder) };
-        let plan = backend.lower(blind.plan.clone()).unwrap();
+        let none = Pictures::at(&model.vision, model.feature, Vec::new());
+        let seeing = model.logits(&backend, &tokens, &none, usize::MAX);
+        let plan = backend.lower(model::build(&model.checkpoint).unwrap()).unwrap();
         assert!(plan.d_input().is_none());
         let n_pages = tokens.len().div_ceil(PAGE);
         let mut program = backend.compile(&plan, model.checkpoint.clone(), limits(tokens.len())).unwrap();

@@ -15,5 +15,9 @@ mod metal_limits;
 mod ops;
 mod parts;
 mod routing;
+#[path = "../../../../tests/seeing.rs"]
+mod seeing;
 mod streaming;
 mod two_ops;
+
+use conformance::fixtures;

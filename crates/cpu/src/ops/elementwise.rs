@@ -1,5 +1,5 @@
-//! `gated_act`, `add`, `add_bias`, `scale`, `softcap`, `gelu`, `gate_by`: one element at a time, so that no order of
-//! sums matters.
+//! `gated_act`, `add`, `add_bias`, `scale`, `clamp`, `softcap`, `gelu`, `gate_by`: one element at a time, so that no
+//! order of sums matters.
 
 use model::plan::{Gate, GateFactor, Gelu};
 
@@ -82,6 +82,16 @@ pub fn scale(run: &mut Run, x: View, scale: f32) {
         for r in rows {
             // SAFETY: rows are disjoint between chunks.
             unsafe { x.row_mut(r) }.iter_mut().for_each(|v| *v *= scale);
+        }
+    });
+}
+
+/// `x = min(max(x, low), high)`.
+pub fn clamp(run: &mut Run, x: View, low: f32, high: f32) {
+    over_rows(run.pool, run.step.rows(x.rows), x.width, |_, rows| {
+        for r in rows {
+            // SAFETY: rows are disjoint between chunks.
+            unsafe { x.row_mut(r) }.iter_mut().for_each(|v| *v = v.max(low).min(high));
         }
     });
 }

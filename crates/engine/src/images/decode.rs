@@ -3,6 +3,7 @@
 use std::io::Cursor;
 
 use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, Rgba, RgbaImage};
+use ring::digest;
 
 use super::Error;
 
@@ -80,8 +81,15 @@ pub type Hash = [u8; 32];
 
 /// Returns the hash of an image's file.
 pub(super) fn hash(bytes: &[u8]) -> Hash {
+    hash_with(|hash| hash.update(bytes))
+}
+
+/// Returns the hash of what `fill` adds.
+pub(super) fn hash_with(fill: impl FnOnce(&mut digest::Context)) -> Hash {
+    let mut context = digest::Context::new(&digest::SHA256);
+    fill(&mut context);
     let mut hash = [0; 32];
-    hash.copy_from_slice(ring::digest::digest(&ring::digest::SHA256, bytes).as_ref());
+    hash.copy_from_slice(context.finish().as_ref());
     hash
 }
 

@@ -37,6 +37,8 @@ pub struct Features {
     pub grid: [usize; 2],
     /// Hash of the image's file.
     pub hash: Hash,
+    /// Hash of the features and their grid, which cached prefixes are found by.
+    pub content: Hash,
 }
 
 impl Features {
@@ -132,10 +134,19 @@ impl Encoder {
         };
         let rows = program.step(&batch)?.logits.to_vec();
         match rows.iter().all(|v| v.is_finite()) {
-            true => Ok(Features { rows, grid, hash: image.hash }),
+            true => Ok(Features { content: content(&rows, grid), rows, grid, hash: image.hash }),
             false => Err(Error::NotFinite),
         }
     }
+}
+
+fn content(rows: &[f32], grid: [usize; 2]) -> Hash {
+    decode::hash_with(|hash| {
+        grid.iter().for_each(|n| hash.update(&n.to_le_bytes()));
+        for part in rows.chunks(1 << 12) {
+            hash.update(&part.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>());
+        }
+    })
 }
 
 /// Limits of a program for images of up to `n_patches`.

@@ -10,6 +10,11 @@ use crate::folder;
 
 /// Files of a folder that may hold the settings: of the image processor alone, or of all of them.
 const FILES: [&str; 2] = ["preprocessor_config.json", "processor_config.json"];
+/// Keys of an encoder's GGUF file.
+const MEAN: &str = "clip.vision.image_mean";
+const STD: &str = "clip.vision.image_std";
+const MIN_PIXELS: &str = "clip.vision.image_min_pixels";
+const MAX_PIXELS: &str = "clip.vision.image_max_pixels";
 /// Longest side over the shorter one, of images with bounds on their area.
 const MAX_ASPECT: usize = 200;
 
@@ -19,8 +24,11 @@ pub struct Processor {
     patches: Patches,
     positions: Positions,
     sizing: Sizing,
-    /// Factor on bytes, then mean and deviation of each channel where numbers are normalized.
+    /// Factor on bytes.
     scale: f32,
+    /// Mean and deviation of each channel, 0 and 1 where numbers are not normalized.
+    channels: [[f32; 3]; 2],
+    /// The same for bytes, where numbers are normalized.
     mean_std: Option<[[f32; 3]; 2]>,
     is_centered: bool,
     /// The rows of the table of positions.
@@ -115,17 +123,20 @@ impl Processor {
             }
         }
         let area = (side * merge).pow(2);
+        let pixels = |key: &str| Some(checkpoint.meta().opt_u32(key).ok()?? as usize).filter(|&n| n > 0);
         let sizing = match vision.sizing {
             Sizing::Area { min, max } => {
                 let count = |key: &str, old: &str| -> Result<Option<usize>, Error> {
                     Ok(settings.count("size", key, 1 << 40)?.or(settings.count("", old, 1 << 40)?))
                 };
-                let min = count("shortest_edge", "min_pixels")?.unwrap_or(min);
-                let max = count("longest_edge", "max_pixels")?.unwrap_or(max).min(max_features.saturating_mul(area));
+                let min = count("shortest_edge", "min_pixels")?.or(pixels(MIN_PIXELS)).unwrap_or(min);
+                let max = count("longest_edge", "max_pixels")?.or(pixels(MAX_PIXELS)).unwrap_or(max);
+                let max = max.min(max_features.saturating_mul(area));
                 Sizing::Area { min: min.min(max), max }
             }
             Sizing::Features { max } => {
-                let max = settings.count("", "max_soft_tokens", 1 << 20)?.unwrap_or(max);
+                let found = settings.count("", "max_soft_tokens", 1 << 20)?;
+                let max = found.or(pixels(MAX_PIXELS).map(|pixels| (pixels / area).max(1))).unwrap_or(max);
                 Sizing::Features { max: max.min(max_features) }
             }
         };
@@ -139,27 +150,50 @@ impl Processor {
         };
         let clip = |key: &str| -> Option<[f32; 3]> { checkpoint.meta().opt_f32s(key).ok()??.try_into().ok() };
         let [mean, std] = vision.mean_std;
-        let mean = settings.channels("image_mean")?.or_else(|| clip("clip.vision.image_mean")).unwrap_or([mean; 3]);
-        let std = settings.channels("image_std")?.or_else(|| clip("clip.vision.image_std")).unwrap_or([std; 3]);
+        let mean = settings.channels("image_mean")?.or_else(|| clip(MEAN)).unwrap_or([mean; 3]);
+        let std = settings.channels("image_std")?.or_else(|| clip(STD)).unwrap_or([std; 3]);
         if std.iter().any(|v| !(v.is_finite() && *v > 0.0)) || mean.iter().any(|v| !v.is_finite()) {
             return Err(settings.error("image_std", "numbers above 0"));
         }
         let is_plain = mean == [0.0; 3] && std == [1.0; 3];
-        let mean_std = (settings.flag("do_normalize", !is_plain)? && !is_plain).then(|| {
-            // The original scales these instead of the pixels, in f32.
-            let stretch = (1.0 / scale) as f32;
-            [mean.map(|v| v * stretch), std.map(|v| v * stretch)]
-        });
+        let is_normalized = settings.flag("do_normalize", !is_plain)? && !is_plain;
+        let channels = if is_normalized { [mean, std] } else { [[0.0; 3], [1.0; 3]] };
+        // The original scales these instead of the pixels, in f32.
+        let stretch = (1.0 / scale) as f32;
+        let mean_std = is_normalized.then(|| channels.map(|of| of.map(|v| v * stretch)));
         let (Positions::Interpolated { table, .. } | Positions::ByAxis { table, .. }) = &vision.positions;
         Ok(Processor {
             patches: vision.patches,
             positions: vision.positions.clone(),
             sizing,
             scale: scale as f32,
+            channels,
             mean_std,
             is_centered: vision.is_centered,
             table: backend::weights::vector(checkpoint, table)?,
         })
+    }
+
+    /// Returns the keys that say in an encoder's GGUF file what the processor does.
+    ///
+    /// # Errors
+    /// No key says it.
+    pub fn keys(&self, checkpoint: &Checkpoint) -> Result<Vec<(String, checkpoint::Value)>, Error> {
+        const SCALE: f32 = 1.0 / 255.0;
+        if self.scale != SCALE {
+            let what = format!("rescale_factor is {}, expected 1/255, the one of GGUF files", self.scale);
+            return Err(Error::Settings { file: checkpoint.name().into(), what });
+        }
+        let area = (self.patches.side * self.patches.merge).pow(2);
+        let (min, max) = match self.sizing {
+            Sizing::Area { min, max } => (Some(min), max),
+            Sizing::Features { max } => (None, max.saturating_mul(area)),
+        };
+        let pixels = |n: usize| checkpoint::Value::from(u32::try_from(n).unwrap_or(u32::MAX));
+        let [mean, std] = self.channels.map(|of| checkpoint::Value::from(of.to_vec()));
+        let mut keys = vec![(MEAN.into(), mean), (STD.into(), std), (MAX_PIXELS.into(), pixels(max))];
+        keys.extend(min.map(|min| (MIN_PIXELS.into(), pixels(min))));
+        Ok(keys)
     }
 
     /// Features of the largest image.

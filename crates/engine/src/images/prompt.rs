@@ -1,12 +1,12 @@
 //! Images in a prompt: which tokens are theirs, and what a step is told of them.
 
-use std::hash::BuildHasher;
 use std::ops::Range;
 use std::sync::Arc;
 
 use backend::GivenRows;
 use model::vision::{Places, Vision};
 
+use super::decode::hash_with;
 use super::{Error, Features};
 
 /// Bit of tokens that stand for features in a sequence: beyond every vocabulary.
@@ -85,11 +85,16 @@ impl Pictures {
     }
 
     /// Replaces the tokens of features by such that tell one image from another: cached prefixes are found by tokens.
-    pub fn mark(&self, tokens: &mut [u32], hasher: &impl BuildHasher) {
+    /// With a secret no image can be made that passes for another.
+    pub fn mark(&self, tokens: &mut [u32], secret: &[u8; 32]) {
         for Placed { first, features } in &self.images {
             let n = features.len();
             for (i, token) in tokens[*first..first + n].iter_mut().enumerate() {
-                *token = MARK | hasher.hash_one((features.hash, features.grid, i)) as u32;
+                let hash = hash_with(|hash| {
+                    [secret, &features.content].into_iter().for_each(|part| hash.update(part));
+                    hash.update(&i.to_le_bytes());
+                });
+                *token = MARK | u32::from_le_bytes([hash[0], hash[1], hash[2], hash[3]]);
             }
         }
     }
@@ -116,10 +121,20 @@ impl Pictures {
         images.map(|image| image.first..image.first + image.features.len())
     }
 
+    /// Puts a token of the vocabulary in the place of each feature's, in tokens from a position on.
+    pub fn hide(&self, position: usize, tokens: &mut [u32]) {
+        for Placed { first, features } in &self.images {
+            let from = first.saturating_sub(position).min(tokens.len());
+            let to = (first + features.len()).saturating_sub(position).min(tokens.len());
+            tokens[from..to].fill(self.filler);
+        }
+    }
+
     /// Appends to `given` what the chunk at `positions`, whose first token is token `first` of the step, has of images,
     /// and puts a token of the vocabulary in the place of each feature's.
     pub fn fill(&self, positions: Range<usize>, first: usize, tokens: &mut [u32], given: &mut GivenRows) {
         let at = |position: usize| (first + position - positions.start) as u32;
+        self.hide(positions.start, &mut tokens[..positions.len()]);
         for Placed { first, features } in &self.images {
             let span = first.max(&positions.start).to_owned()..(first + features.len()).min(positions.end);
             if span.is_empty() {
@@ -128,7 +143,6 @@ impl Pictures {
             let d = self.d_features;
             given.rows.extend_from_slice(&features.rows[(span.start - first) * d..(span.end - first) * d]);
             given.tokens.extend(span.clone().map(at));
-            span.clone().for_each(|position| tokens[position - positions.start] = self.filler);
             if self.sees_image {
                 given.spans.push(at(span.start)..at(span.end));
             }

@@ -6,6 +6,8 @@
 //! own hidden state and that draft the next one. A step of the model then writes over none of it: rows of drafts that
 //! were not accepted are computed again, from the model's hidden states.
 //!
+//! Of images it has no features: their tokens are embedded as text is, at the places of the image.
+//!
 //! Rows may be missing: those of prefixes that the cache holds from a request without an answer, or of a last token
 //! that was never followed by another. They make drafts worse, and never texts.
 
@@ -35,6 +37,10 @@ pub(super) struct Head {
     full: Vec<u32>,
     /// The times of its steps are those of later ones.
     is_settled: bool,
+    /// Its steps can have sequences with images.
+    pub takes_places: bool,
+    /// Some sequence has images: every token has a place on all axes.
+    has_places: bool,
 }
 
 /// A row that gives a draft.
@@ -49,7 +55,7 @@ struct Row {
 }
 
 impl Head {
-    pub fn new(n: usize, d_model: usize, limits: Limits) -> Head {
+    pub fn new(n: usize, d_model: usize, limits: Limits, takes_places: bool) -> Head {
         let room = |rows: usize| Vec::with_capacity(rows * d_model);
         Head {
             n,
@@ -60,6 +66,8 @@ impl Head {
             own: room(limits.max_outputs),
             full: Vec::with_capacity(limits.max_tokens / PAGE + 1),
             is_settled: true,
+            takes_places,
+            has_places: false,
         }
     }
 
@@ -116,9 +124,23 @@ impl Head {
             }
             let asked = is_asked.then(|| n_now - 1);
             self.batch.push(&sequence.tokens()[fresh.pos + 1..][..n_now], fresh.pos, sequence.tables(), asked);
+            if self.has_places {
+                place(&mut self.batch, sequence, fresh.pos);
+            }
         }
         Pushed { is_partial, is_asked }
     }
+}
+
+/// Says where the rows of a batch's last chunk are, whose first is at a position; the tokens of images become some of
+/// the vocabulary.
+fn place(batch: &mut Batch, sequence: &Sequence, pos: usize) {
+    let Batch { tokens, chunks, given, .. } = batch;
+    let Some(chunk) = chunks.last() else { return };
+    if let Some(pictures) = sequence.pictures() {
+        pictures.hide(pos + 1, &mut tokens[chunk.first as usize..]);
+    }
+    given.places.extend((pos..pos + chunk.len as usize).map(|pos| sequence.on_axes(pos)));
 }
 
 /// What became of the rows of a sequence.
@@ -175,6 +197,7 @@ impl Engine {
     /// `n_spare` is the most that all sequences have together. Returns the number of the head's steps.
     fn draft_with(&mut self, head: &mut Head, mut n_spare: usize) -> Result<usize, Error> {
         let mut n_steps = 0;
+        head.has_places = head.takes_places && self.running.iter().any(|sequence| sequence.pictures().is_some());
         self.running.iter_mut().for_each(|sequence| sequence.ahead.guesses.clear());
         let mut i = 0;
         while i < self.running.len() {
@@ -211,6 +234,9 @@ impl Engine {
                     let (last, pos) = (guesses.len() - 1, sequence.held.computed + guesses.len() - 1);
                     row.chunk = chunk;
                     head.batch.push(&guesses[last..], pos, sequence.tables(), [0]);
+                    if head.has_places {
+                        place(&mut head.batch, sequence, pos);
+                    }
                 }
                 head.batch.hidden.extend_from_slice(&head.own);
             }

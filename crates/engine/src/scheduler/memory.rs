@@ -5,11 +5,10 @@
 //! Each can be evicted by itself; [`Memory::adopt`] goes as far as all of them reach. It knows nothing of requests.
 
 use backend::{Kinds, Limits, PAGE, Piece, Tables};
-use std::hash::RandomState;
 
 use super::checkpoints::{Checkpoints, Cuts, Stay};
 use super::pages::{Attached, CacheChange, NONE, PageCounts, PagePool, Parent};
-use super::store::{Key, Part, Unsaved};
+use super::store::{Key, Part, Unsaved, secret};
 use super::windows::WindowPool;
 
 /// What one sequence holds.
@@ -89,8 +88,8 @@ pub(super) struct Memory {
     copies: Vec<(u32, u32)>,
     /// What a store is still to get, where there is one.
     unsaved: Option<Unsaved>,
-    /// Keys what tokens of images are called in the cache.
-    marks: RandomState,
+    /// The secret in what tokens of images are called in the cache.
+    secret: [u8; 32],
 }
 
 impl Memory {
@@ -116,13 +115,18 @@ impl Memory {
             path: Vec::with_capacity(limits.n_pages),
             copies: Vec::with_capacity(max_running),
             unsaved: None,
-            marks: RandomState::new(),
+            secret: secret(),
         }
     }
 
-    /// Returns what names tokens of images: with a secret, so that no image can be made that passes for another.
-    pub fn marks(&self) -> &RandomState {
-        &self.marks
+    /// Returns the secret that names tokens of images.
+    pub fn secret(&self) -> &[u8; 32] {
+        &self.secret
+    }
+
+    /// Tokens of images are called from now on what a store calls them.
+    pub fn set_secret(&mut self, secret: [u8; 32]) {
+        self.secret = secret;
     }
 
     /// What is computed from now on is queued for a store.

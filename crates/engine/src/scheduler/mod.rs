@@ -79,7 +79,7 @@ pub use request::{
     Error, Event, EventKind, Events, FinishReason, Logprobs, Pooling, Request, RequestId, Timings, Usage,
 };
 pub use stop::{MAX_STOP_BYTES, MAX_STOP_STRINGS};
-pub use store::{Key, Part, PromptStore};
+pub use store::{Key, Part, PromptStore, secret};
 pub use vocabulary::{TextStream, Vocabulary};
 
 use head::Head;
@@ -294,7 +294,8 @@ impl Engine {
     pub fn set_head(&mut self, n: usize) -> bool {
         let n = n.min(self.max_draft);
         let width = self.program.draft_width().filter(|_| n > 0 && self.kinds.window.is_none());
-        self.head = width.map(|d_model| Head::new(n, d_model, self.program.limits()));
+        let takes_places = self.program.drafts().is_some_and(|drafts| drafts.takes_places());
+        self.head = width.map(|d_model| Head::new(n, d_model, self.program.limits(), takes_places));
         self.running.iter_mut().for_each(|sequence| sequence.ahead.clear());
         self.head.is_some()
     }
@@ -710,8 +711,8 @@ impl Engine {
                         }
                     };
                     let n_accepted = sequence.computed(memory, options.prefix_cache);
-                    // The head has no features in place of embeddings.
-                    if head.is_some() && sequence.is_answered() && sequence.pictures().is_none() {
+                    let drafts = head.as_ref().is_some_and(|head| head.takes_places || sequence.pictures().is_none());
+                    if drafts && sequence.is_answered() {
                         let n = (first.len - first.n_draft) as usize + n_accepted;
                         sequence.ahead.computed(first.first as usize, first.pos as usize, n);
                     }

@@ -297,8 +297,7 @@ impl Engine {
             }
             if let (true, Some(chunk)) = (has_pictures, batch.chunks.last()) {
                 let positions = chunk.pos as usize..(chunk.pos + chunk.len) as usize;
-                let place = |pos| sequence.pictures().map_or([pos as u32; 3], |pictures| pictures.place_of(pos));
-                batch.given.places.extend(positions.map(place));
+                batch.given.places.extend(positions.map(|pos| sequence.on_axes(pos)));
             }
             let (scoring, own) = batch.asks[first_row..].split_at_mut(sequence.n_scoring());
             for (row, ask) in sequence.rows().zip(scoring) {

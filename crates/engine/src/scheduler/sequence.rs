@@ -144,7 +144,7 @@ impl Sequence {
         let mut tokens = request.tokens;
         tokens.reserve_exact(max_tokens - n_prompt);
         if let Some(pictures) = &request.pictures {
-            pictures.mark(&mut tokens, memory.marks());
+            pictures.mark(&mut tokens, memory.secret());
         }
         Ok(Sequence {
             id,
@@ -315,6 +315,11 @@ impl Sequence {
     /// The images of its prompt.
     pub fn pictures(&self) -> Option<&Pictures> {
         self.pictures.as_deref()
+    }
+
+    /// The place of a position on all axes.
+    pub fn on_axes(&self, pos: usize) -> [u32; 3] {
+        self.pictures().map_or([pos as u32; 3], |pictures| pictures.place_of(pos))
     }
 
     /// Returns the longest chunk of about `want` tokens that cuts no image whose tokens see each other: shorter, or the

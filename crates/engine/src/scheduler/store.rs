@@ -6,6 +6,7 @@
 //! reaches farther than the one in memory gets its pages back before it is admitted, a slice of time per step.
 
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use backend::{PAGE, Piece};
@@ -77,6 +78,17 @@ pub trait PromptStore: Send {
 
     /// A prompt that consists of these blocks, first to last, was used.
     fn used(&mut self, keys: Vec<Key>);
+
+    /// Returns a secret that stays as long as what is stored: tokens of images are named with it.
+    fn secret(&mut self) -> [u8; 32];
+}
+
+/// Returns a new secret, of the keys of the standard library's hashers.
+pub fn secret() -> [u8; 32] {
+    let (random, mut secret) = (RandomState::new(), [0; 32]);
+    let eights = secret.as_chunks_mut().0.iter_mut().enumerate();
+    eights.for_each(|(i, eight)| *eight = random.hash_one(i).to_le_bytes());
+    secret
 }
 
 /// What was computed and is not stored yet.
@@ -137,13 +149,16 @@ pub(super) enum Restore {
 impl Engine {
     /// Keeps prompt caches in a store from now on, where the program can save its memory; false where it cannot.
     /// `identity` stands for everything that the bytes depend on: model, numbers, cache type.
-    pub fn set_store(&mut self, identity: [u8; 32], store: Box<dyn PromptStore>) -> bool {
+    pub fn set_store(&mut self, identity: [u8; 32], mut store: Box<dyn PromptStore>) -> bool {
         let Some(sizes) = self.program.saver().map(|saver| saver.piece_bytes()) else { return false };
         let sizes = [sizes.page, sizes.window_page, sizes.state].map(|n| (n as u64).to_le_bytes());
         let identity = Key::of(&[&identity, sizes.as_flattened()]).0;
         let limits = self.program.limits();
         let max_queue = 2 * limits.n_pages + limits.n_states;
         self.memory.set_unsaved(Unsaved { identity, queue: VecDeque::new(), used: Vec::new(), max_queue });
+        if self.program.d_input().is_some() {
+            self.memory.set_secret(store.secret());
+        }
         self.store = Some(store);
         true
     }

@@ -654,6 +654,10 @@ impl PromptStore for Store {
         assert!(old.is_none_or(|old| old == bytes), "{part:?} of {key:?} has two contents");
     }
 
+    fn secret(&mut self) -> [u8; 32] {
+        [7; 32]
+    }
+
     fn used(&mut self, keys: Vec<Key>) {
         self.used.lock().unwrap().push(keys);
     }

@@ -396,7 +396,11 @@ impl<'a> Lower<'a> {
             }
             Op::Choose { .. } => return Err(unsupported("choose the positions that attention sees".into())),
             Op::AllReduce { .. } => return Err(unsupported("compute a part of a plan".into())),
-            Op::Input { mode: InputMode::All, .. } | Op::EmbedPlace { .. } | Op::AddBias { .. } | Op::Gelu { .. } => {
+            Op::Input { mode: InputMode::All, .. }
+            | Op::EmbedPlace { .. }
+            | Op::AddBias { .. }
+            | Op::Gelu { .. }
+            | Op::Clamp { .. } => {
                 return Err(unsupported(format!("run {}, of image encoders", op.name())));
             }
             Op::Input { x, first, mode } => {

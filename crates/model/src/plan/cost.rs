@@ -138,6 +138,7 @@ impl Plan {
                 | Op::Scale { .. }
                 | Op::GateBy { .. }
                 | Op::Gelu { .. }
+                | Op::Clamp { .. }
                 | Op::Softcap { .. }
                 | Op::AllReduce { .. } => {}
             }
@@ -185,6 +186,7 @@ impl Plan {
                 | Op::ScaleBy { .. }
                 | Op::AddBias { .. }
                 | Op::Gelu { .. }
+                | Op::Clamp { .. }
                 | Op::Softcap { .. }
                 | Op::AllReduce { .. } => {}
                 Op::GateBy { .. }
@@ -226,6 +228,7 @@ impl Plan {
                 | Op::Input { .. }
                 | Op::AddBias { .. }
                 | Op::Gelu { .. }
+                | Op::Clamp { .. }
                 | Op::Linear { .. }
                 | Op::GatedLinear { .. }
                 | Op::RmsNorm { .. }

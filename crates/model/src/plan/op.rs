@@ -106,6 +106,12 @@ pub enum Op {
     },
     /// `x = gelu(x)`, in place.
     Gelu { x: Buf, form: Gelu },
+    /// `x = min(max(x, low), high)`, in place: the limits of a clipped linear (Gemma 4's image encoders).
+    Clamp {
+        x: Buf,       // [T, d]
+        low: Weight,  // [1]
+        high: Weight, // [1]
+    },
     /// Writes the step's keys and values into the paged cache.
     KvAppend {
         cache: Cache,
@@ -323,6 +329,7 @@ impl Op {
             Op::Add { .. } => "add",
             Op::AddBias { .. } => "add_bias",
             Op::Gelu { .. } => "gelu",
+            Op::Clamp { .. } => "clamp",
             Op::KvAppend { .. } => "kv_append",
             Op::Choose { .. } => "choose",
             Op::Attention { .. } => "attention",
@@ -371,6 +378,7 @@ impl Op {
             | Op::ScaleBy { x, .. }
             | Op::AddBias { x, .. }
             | Op::Gelu { x, .. }
+            | Op::Clamp { x, .. }
             | Op::Softcap { x, .. }
             | Op::AllReduce { x } => f(x, Update),
             Op::SplitHeads { x, parts, .. } => {
@@ -459,6 +467,7 @@ impl Op {
             | Op::Input { .. }
             | Op::AddBias { .. }
             | Op::Gelu { .. }
+            | Op::Clamp { .. }
             | Op::Linear { .. }
             | Op::GatedLinear { .. }
             | Op::RmsNorm { .. }
@@ -503,6 +512,7 @@ impl Op {
             | Op::Input { .. }
             | Op::AddBias { .. }
             | Op::Gelu { .. }
+            | Op::Clamp { .. }
             | Op::RmsNorm { .. }
             | Op::Center { .. }
             | Op::HeadNorm { .. }
@@ -547,6 +557,7 @@ impl Op {
             }
             Op::Attention { sinks, .. } => sinks.iter().copied().collect(),
             Op::ScaleBy { w, .. } | Op::AddBias { w, .. } => vec![*w],
+            Op::Clamp { low, high, .. } => vec![*low, *high],
             Op::DeltaNet { skip, .. } => skip.iter().copied().collect(),
             Op::Combine { norm, .. } => norm.iter().map(|norm| norm.w).collect(),
             Op::Input { .. }

@@ -131,7 +131,7 @@ impl Groups {
             Op::HeadLinear { x, w, out, .. } => self.heads(&[x, out], plan.weight(w).shape[0]),
             Op::GatedAct { gate, up, out, .. } => self.heads(&[gate, up, out], width(out)),
             Op::Add { x, y } => self.heads(&[x, y], width(x)),
-            Op::Scale { .. } | Op::Softcap { .. } | Op::Gelu { .. } => {}
+            Op::Scale { .. } | Op::Softcap { .. } | Op::Gelu { .. } | Op::Clamp { .. } => {}
             Op::GateBy { x, gate, .. } if width(gate) == 1 => {
                 self.keep_whole(gate);
                 self.heads(&[x], width(x));

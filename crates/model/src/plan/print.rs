@@ -287,6 +287,9 @@ impl Printer<'_> {
                 }
             }
             Op::AddBias { x, w } => update(&self.name(x), format!("+= {}", self.w(w))),
+            Op::Clamp { x, low, high } => {
+                update(&self.name(x), format!("= {} in {} to {}", self.name(x), self.w(low), self.w(high)))
+            }
             Op::Gelu { x, form } => {
                 let form = match form {
                     Gelu::Erf => "gelu",

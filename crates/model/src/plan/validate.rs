@@ -213,6 +213,7 @@ impl Validator<'_> {
             | Op::Input { .. }
             | Op::AddBias { .. }
             | Op::Gelu { .. }
+            | Op::Clamp { .. }
             | Op::Linear { .. }
             | Op::GatedLinear { .. }
             | Op::RmsNorm { .. }
@@ -293,6 +294,11 @@ impl Validator<'_> {
                 self.vector("w", w, width(x))
             }
             Op::Gelu { x, .. } => self.free_rows(x).map(drop),
+            Op::Clamp { x, low, high } => {
+                self.free_rows(x)?;
+                self.vector("low", low, 1)?;
+                self.vector("high", high, 1)
+            }
             Op::Linear { x, ref parts } => {
                 ensure(!parts.is_empty(), || "has no parts".into())?;
                 let rows = self.free_rows(x)?;

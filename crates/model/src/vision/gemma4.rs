@@ -3,14 +3,14 @@
 //! averaged, and the text model's tokens of an image see each other in some sizes. After `modeling_gemma4.py` in
 //! transformers.
 
-use checkpoint::Checkpoint;
+use checkpoint::{Checkpoint, Kind};
 
 use super::{ImageTokens, Keys, Patches, PixelOrder, Places, Positions, Sizing, Vision, table, token};
 use crate::Error;
 use crate::names::{Alias, Names};
 use crate::plan::build::Builder;
 use crate::plan::{
-    Buf, Cache, CacheDecl, Gate, InputMode, Op, Plan, Read, Rope, RopeDecl, RopePairing, Rows, ValidPlan,
+    Buf, Cache, CacheDecl, Gate, InputMode, Op, Plan, Read, Rope, RopeDecl, RopePairing, Rows, ValidPlan, Weight,
 };
 use crate::rope::{Scaling, table as rope_table};
 
@@ -22,6 +22,11 @@ const MAX_POSITIONS: usize = 1 << 20;
 
 /// Features of an image, where no processor says it.
 const MAX_FEATURES: usize = 280;
+
+/// Whether an image's tokens see the earlier ones alone: a key that `moebius convert` writes and llama.cpp ignores.
+const IS_CAUSAL: &str = "clip.vision.is_causal";
+/// Widths of the text models of which that holds in files without the key: E2B and E4B (llama.cpp's `mtmd.cpp`).
+const CAUSAL_WIDTHS: [usize; 2] = [1536, 2560];
 
 const ALIASES: &[Alias] = &[
     ("v.patch_embd", &["patch_embedder.input_proj"]),
@@ -67,7 +72,7 @@ pub(super) fn build(source: &Checkpoint, keys: &Keys, text: &Checkpoint, plan: &
         d,
         d_ff: keys.count("vision.feed_forward_length", "intermediate_size", MAX_WIDTH)?,
         n_head,
-        d_head: keys.opt_count("", "head_dim", MAX_WIDTH)?.unwrap_or(d / n_head),
+        d_head: keys.opt_count("vision.attention.head_dim", "head_dim", MAX_WIDTH)?.unwrap_or(d / n_head),
         eps: keys.positive("vision.attention.layer_norm_epsilon", "rms_norm_eps", 1e-6)?,
         n_merged: merge * merge,
     };
@@ -119,14 +124,7 @@ pub(super) fn build(source: &Checkpoint, keys: &Keys, text: &Checkpoint, plan: &
     let w = b.weight("mm.input_projection.weight", &[plan.d_model, d])?;
     let features = b.linear(pooled, w, None, "features");
     let encoder = ValidPlan::new(b.finish_encoder(features)?)?;
-    let sees_image = match text.meta().opt_str("text_config.use_bidirectional_attention")? {
-        Some("vision") => true,
-        None => false,
-        Some(other) => {
-            let what = format!("is {}, expected vision or nothing", crate::error::printable(other));
-            return Err(keys.error("text_config.use_bidirectional_attention", what));
-        }
-    };
+    let is_gguf = text.kind() == Kind::Gguf;
     Ok(Vision {
         encoder,
         patches: Patches { side, merge, order, d_position: d },
@@ -143,19 +141,29 @@ pub(super) fn build(source: &Checkpoint, keys: &Keys, text: &Checkpoint, plan: &
             around: ["<|image>", "<image|>"],
             around_ids: [token(text, "boi_token_id")?, token(text, "eoi_token_id")?],
             // What the original code looks up for an image's tokens in tables besides the embeddings.
-            filler: token(text, "text_config.pad_token_id")?,
+            filler: token(text, if is_gguf { "tokenizer.ggml.padding_token_id" } else { "text_config.pad_token_id" })?,
         },
         places: Places::Line,
-        sees_image,
+        sees_image: sees_image(keys, text, plan)?,
     })
+}
+
+/// Whether a feature's token sees the later ones of its image, which text models of GGUF files do not say.
+fn sees_image(keys: &Keys, text: &Checkpoint, plan: &Plan) -> Result<bool, Error> {
+    const FOLDER: &str = "text_config.use_bidirectional_attention";
+    match text.meta().opt_str(FOLDER)? {
+        Some("vision") => Ok(true),
+        None if text.kind() != Kind::Gguf => Ok(false),
+        None => Ok(!keys.meta.opt_bool(IS_CAUSAL)?.unwrap_or(CAUSAL_WIDTHS.contains(&plan.d_model))),
+        Some(other) => {
+            let what = format!("is {}, expected vision or nothing", crate::error::printable(other));
+            Err(keys.error(FOLDER, what))
+        }
+    }
 }
 
 /// Refuses what published encoders of the family have and this one has not.
 fn refuse(keys: &Keys, n_head: usize) -> Result<(), Error> {
-    let name = keys.name("", "use_clipped_linears");
-    if keys.meta.opt_bool(&name)? == Some(true) {
-        return Err(keys.error(&name, "is true: clipped products are unsupported".into()));
-    }
     let name = keys.name("", "num_key_value_heads");
     match keys.opt_count("", "num_key_value_heads", MAX_HEADS)? {
         Some(n) if n != n_head => Err(keys.error(&name, format!("is {n}, expected as many as {n_head} heads"))),
@@ -187,8 +195,7 @@ fn block(b: &mut Builder, dims: Dims, layer: usize, (ropes, cache): ([Rope; 2], 
     let h = norm(b, "ln1", x, "h")?;
     let mut qkv = [h; 3];
     for (i, of) in ["attn_q", "attn_k", "attn_v"].into_iter().enumerate() {
-        let w = b.weight(&name(of), &[n_head * d_head, d])?;
-        qkv[i] = b.linear(h, w, None, ["q", "k", "v"][i]);
+        qkv[i] = clipped(b, h, &format!("v.blk.{layer}.{of}"), [n_head * d_head, d], ["q", "k", "v"][i])?;
         let w = match i {
             0 => Some(b.vector(&name("attn_q_norm"), d_head)?),
             1 => Some(b.vector(&name("attn_k_norm"), d_head)?),
@@ -204,22 +211,41 @@ fn block(b: &mut Builder, dims: Dims, layer: usize, (ropes, cache): ([Rope; 2], 
     let out = b.buf("a", Rows::Tokens, n_head * d_head);
     let (window, chunked, softcap, chosen, sinks) = (None, false, None, None, None);
     b.push(Op::Attention { cache, q, n_head, scale: 1.0, window, chunked, softcap, chosen, sinks, out });
-    let w = b.weight(&name("attn_out"), &[d, n_head * d_head])?;
-    let o = b.linear(out, w, None, "o");
+    let o = clipped(b, out, &format!("v.blk.{layer}.attn_out"), [d, n_head * d_head], "o")?;
     let y = norm(b, "attn_post_norm", o, "o_normed")?;
     b.push(Op::Add { x, y });
     let f = norm(b, "ln2", x, "f")?;
-    let [gate, up] = ["ffn_gate", "ffn_up"].map(|of| {
-        let w = b.weight(&name(of), &[d_ff, d])?;
-        Ok::<_, Error>(b.linear(f, w, None, of))
-    });
+    let [gate, up] = ["ffn_gate", "ffn_up"].map(|of| clipped(b, f, &format!("v.blk.{layer}.{of}"), [d_ff, d], of));
     let act = b.buf("act", Rows::Tokens, d_ff);
     b.push(Op::GatedAct { gate: gate?, up: up?, act: Gate::GeluTanh, out: act });
-    let w = b.weight(&name("ffn_down"), &[d, d_ff])?;
-    let y = b.linear(act, w, None, "y");
+    let y = clipped(b, act, &format!("v.blk.{layer}.ffn_down"), [d, d_ff], "y")?;
     let y = norm(b, "ffn_post_norm", y, "y_normed")?;
     b.push(Op::Add { x, y });
     Ok(())
+}
+
+/// `out = clamp(w · clamp(x))`, each where the file has limits for it (`Gemma4ClippableLinear`).
+fn clipped(b: &mut Builder, x: Buf, name: &str, shape: [usize; 2], out: &str) -> Result<Buf, Error> {
+    let limits = |b: &mut Builder, of: &str| -> Result<Option<[Weight; 2]>, Error> {
+        let [low, high] = ["min", "max"].map(|end| format!("{name}.{of}_{end}"));
+        match b.has(&low) || b.has(&high) {
+            true => Ok(Some([b.vector(&low, 1)?, b.vector(&high, 1)?])),
+            false => Ok(None),
+        }
+    };
+    let mut given = x;
+    if let Some([low, high]) = limits(b, "input")? {
+        // Other linears read `x` as well, with other limits.
+        given = b.buf(&format!("{out}_given"), Rows::Tokens, shape[1]);
+        b.push(Op::SplitHeads { x, n_head: 1, parts: vec![(shape[1], given)] });
+        b.push(Op::Clamp { x: given, low, high });
+    }
+    let w = b.weight(&format!("{name}.weight"), &shape)?;
+    let y = b.linear(given, w, None, out);
+    if let Some([low, high]) = limits(b, "output")? {
+        b.push(Op::Clamp { x: y, low, high });
+    }
+    Ok(y)
 }
 
 /// Turns the halves of every head, each with its axis.

@@ -149,6 +149,7 @@ Examples:
   moebius convert Qwen3-30B-A3B/ qwen3.gguf                    # the folder's own float type
   moebius convert Qwen3-30B-A3B/ qwen3.gguf --type Q8_0
   moebius convert qwen3.gguf qwen3-4bit/ --to mlx --bits 4 --group-size 64
+  moebius convert Qwen3-VL-8B/ mmproj-qwen3-vl.gguf --mmproj    # the image encoder, for `run --mmproj`
 
 Folders may come from Hugging Face or MLX, with any supported architecture; weights may be F32, F16, BF16, FP8 with a \
 scale per block, MXFP4, MLX's affine types, 4-bit GPTQ and AWQ, and compressed-tensors' pack-quantized (4 bits) and \
@@ -172,6 +173,9 @@ pub struct ConvertArgs {
     /// Number of weights that share a scale in an MLX folder: 32, 64 or 128 [default: 64]
     #[arg(long, value_name = "N", requires = "bits")]
     pub group_size: Option<usize>,
+    /// Write the folder's image encoder (mmproj) as F32, F16 or BF16, not its text model
+    #[arg(long, conflicts_with_all = ["bits", "group_size", "pre"])]
+    pub mmproj: bool,
     /// Pre-tokenizer (tokenizer.ggml.pre), if the folder's is not recognized
     #[arg(long, value_name = "NAME")]
     pub pre: Option<String>,

@@ -34,6 +34,7 @@ pub fn run(args: &ConvertArgs) -> Result<()> {
         }
         (OutputFormat::Gguf, _) => to_gguf(args, checkpoint, &input, threads),
         (OutputFormat::Mlx, _) => {
+            ensure!(!args.mmproj, "--mmproj does not apply to MLX folders: image encoders become GGUF files");
             ensure!(args.dtype.is_none(), "--type does not apply to MLX folders: use --bits and --group-size");
             mlx::convert(checkpoint, &args.output, args.bits, args.group_size)
         }
@@ -45,16 +46,22 @@ fn to_gguf(args: &ConvertArgs, checkpoint: Checkpoint, input: &Path, threads: us
         args.bits.is_none() && args.group_size.is_none(),
         "--bits and --group-size do not apply to GGUF files: use --type"
     );
-    let folder = Folder::new(checkpoint, args.pre.as_deref())?;
+    let folder = match args.mmproj {
+        true => Folder::encoder(checkpoint)?,
+        false => Folder::new(checkpoint, args.pre.as_deref())?,
+    };
     let file = match &args.dtype {
         Some(name) => mix::file_type(name)?,
         None => mix::file_type(folder.float_type().name())?,
     };
-    let mut targets = targets(&folder, file, &[], None)?;
+    let mut targets = match args.mmproj {
+        true => folder.encoder_targets(file.base)?,
+        false => targets(&folder, file, &[], None)?,
+    };
     check_without_importance(&folder, file, &targets)?;
     let is_float = file.base.block_len() == 1;
     let mut is_mxfp4 = false;
-    for (tensor, target) in folder.tensors().iter().zip(&mut targets).filter(|_| is_float) {
+    for (tensor, target) in folder.tensors().iter().zip(&mut targets).filter(|_| is_float && !args.mmproj) {
         // As llama.cpp's converter has it: what was published in MXFP4 stays that, and the gate of a shared expert is
         // a vector.
         if tensor.dtype == WeightType::MXFP4 {
@@ -75,5 +82,8 @@ fn to_gguf(args: &ConvertArgs, checkpoint: Checkpoint, input: &Path, threads: us
     let bar = machine::weights_progress(folder.tensors().iter().map(|t| t.len() as u64).sum())?;
     let losses = job.write(output, &bar).with_context(|| format!("failed to convert {}", input.display()))?;
     bar.finish_and_clear();
+    if !args.mmproj && folder.has_encoder() {
+        out::note!("moebius: the image encoder is not in {}; --mmproj writes it, to another file", output.display());
+    }
     report(&job, file, Some(&losses), &[], args.json)
 }

@@ -6,6 +6,7 @@
 //! is `mlx/`.
 
 mod dsa;
+mod encoder;
 mod keys;
 pub mod mlx;
 mod recipe;
@@ -92,6 +93,11 @@ impl Folder {
         entries.extend(vocabulary(&checkpoint, n_vocab, arch, pre)?);
         let meta = Metadata::new(checkpoint.name(), entries)?;
         Ok(Folder { checkpoint, meta, tensors, recipes, cache: Cache::default() })
+    }
+
+    /// Returns whether the folder has an image encoder.
+    pub fn has_encoder(&self) -> bool {
+        self.checkpoint.tensors().iter().any(|tensor| Names::is_of_encoder(&tensor.name))
     }
 
     /// Returns the float type that most of its matrices have: what it becomes where no one chooses.

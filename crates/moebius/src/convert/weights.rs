@@ -48,18 +48,18 @@ pub struct Delta {
 }
 
 /// Finds tensors of the folder by name.
-struct Finder<'a> {
+pub struct Finder<'a> {
     checkpoint: &'a Checkpoint,
     by_name: HashMap<&'a str, usize>,
 }
 
 impl<'a> Finder<'a> {
-    fn new(checkpoint: &'a Checkpoint) -> Self {
+    pub fn new(checkpoint: &'a Checkpoint) -> Self {
         let tensors = checkpoint.tensors().iter().enumerate().map(|(i, t)| (t.name.as_str(), i));
         Self { checkpoint, by_name: tensors.collect() }
     }
 
-    fn find(&self, name: &str) -> Result<usize> {
+    pub fn find(&self, name: &str) -> Result<usize> {
         let found = self.by_name.get(name).copied();
         found.with_context(|| format!("failed to read {}: tensor {name} is missing", self.checkpoint.name()))
     }
@@ -78,7 +78,14 @@ impl<'a> Finder<'a> {
     }
 
     /// Returns a tensor out of some segments, its type as the folder has it, where the new file may have that.
-    fn tensor(&self, name: &str, shape: &[usize], unit: usize, segments: Vec<Segment>, read: Read) -> (Tensor, Recipe) {
+    pub fn tensor(
+        &self,
+        name: &str,
+        shape: &[usize],
+        unit: usize,
+        segments: Vec<Segment>,
+        read: Read,
+    ) -> (Tensor, Recipe) {
         let origin = self.dtype(segments[0].from);
         let same = segments.iter().all(|segment| self.dtype(segment.from) == origin);
         let is_float = |t| matches!(t, WeightType::F32 | WeightType::F16 | WeightType::BF16);
@@ -107,7 +114,7 @@ impl<'a> Finder<'a> {
     }
 
     /// Returns the rows of a weight of the plan.
-    fn weight(&self, decl: &WeightDecl, name: &str) -> Result<(Tensor, Recipe)> {
+    pub fn weight(&self, decl: &WeightDecl, name: &str) -> Result<(Tensor, Recipe)> {
         let unit = decl.shape.last().copied().unwrap_or(1);
         let n_rows = decl.shape.iter().product::<usize>() / unit;
         let segments = match &decl.source {

@@ -68,12 +68,15 @@ impl Model {
         if !matches!(draft, DraftArg::Auto | DraftArg::Mtp) {
             return Ok(self);
         }
-        let plan = model::build_drafting(&self.checkpoint)?;
+        let mut plan = model::build_drafting(&self.checkpoint)?;
         ensure!(
             plan.draft.is_some() || draft == DraftArg::Auto,
             "failed to draft tokens: {} has no layer for multi-token prediction",
             self.checkpoint.name()
         );
+        if let Some(sight) = &self.sight {
+            plan = sight.place(&self.checkpoint, plan)?;
+        }
         Ok(Model { plan, ..self })
     }
 }

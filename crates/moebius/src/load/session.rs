@@ -84,9 +84,24 @@ pub fn start(model: Model, args: &EngineArgs, draft: DraftArgs) -> Result<Sessio
     start_with(model, &EngineSetup::drafting(args, draft)?)
 }
 
+impl Model {
+    /// Returns the same, with the head that drafts further tokens as `setup` has it.
+    ///
+    /// # Errors
+    /// As [`Model::drafting`].
+    pub fn drafting_for(self, setup: &EngineSetup) -> Result<Model> {
+        match (setup.kind(), setup.head()) {
+            // A head's steps take no images' places there: it drafts for a model of text, or not at all.
+            (Chosen::Cuda, DraftArg::Auto) if self.sight.is_some() => Ok(self),
+            (Chosen::Cuda, DraftArg::Mtp) => Model { sight: None, ..self }.drafting(DraftArg::Mtp),
+            (_, draft) => self.drafting(draft),
+        }
+    }
+}
+
 /// Starts an engine.
 pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
-    let model = model.drafting(setup.head())?;
+    let model = model.drafting_for(setup)?;
     let setup = &setup.with_encoder(model.sight.as_ref())?;
     let prepared = setup.prepare(&model.checkpoint, model.plan.clone())?;
     start_prepared(model, setup, prepared)

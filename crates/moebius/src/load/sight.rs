@@ -11,6 +11,7 @@ use checkpoint::Checkpoint;
 use cpu::Cpu;
 use engine::images::{self, Encoder, Image, Pictures, Placed};
 use engine::tokenizer::{Encode, Tokenizer};
+use model::plan::ValidPlan;
 use model::vision::{self, Vision};
 
 use super::{EngineSetup, Model};
@@ -48,6 +49,14 @@ impl Model {
 }
 
 impl Sight {
+    /// Returns another plan of the text model with places for images.
+    ///
+    /// # Errors
+    /// The encoder does not fit it.
+    pub(super) fn place(&self, text: &Checkpoint, plan: ValidPlan) -> Result<ValidPlan> {
+        Ok(vision::open(text, &plan, Some(&self.checkpoint))?.map_or(plan, |(plan, _)| plan))
+    }
+
     /// Returns the encoder, on the reference where the text model computes there, else on the CPU: an image is one step
     /// of it, whose rows a GPU's steps take.
     ///
@@ -194,7 +203,8 @@ impl Eyes {
     }
 }
 
-/// Returns the file of an encoder in the folder of a GGUF file, by its name; the first by name of several.
+/// Returns the file of an encoder in the folder of a GGUF file, by its name: `mmproj-` and the model's, else the first by
+/// name.
 fn alongside(checkpoint: &Checkpoint) -> Option<PathBuf> {
     let path = checkpoint.path();
     if !path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf")) {
@@ -205,8 +215,9 @@ fn alongside(checkpoint: &Checkpoint) -> Option<PathBuf> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
         name.contains("mmproj") && name.ends_with(".gguf")
     };
+    let own = folder.join(format!("mmproj-{}", path.file_name()?.to_string_lossy()));
     let files = std::fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    files.filter(is_encoder).min()
+    files.filter(is_encoder).min_by_key(|file| (*file != own, file.clone()))
 }
 
 fn open(path: &Path) -> Result<Arc<Checkpoint>> {

@@ -32,7 +32,7 @@ const MAX_NAME_BYTES: usize = 40;
 pub struct Body {
     /// The fields that the route knows.
     pub fields: Object,
-    /// The field of kind [`Kind::Prompts`] or [`Kind::Ids`], under its name.
+    /// The field of kind [`Kind::Prompts`], [`Kind::Shown`] or [`Kind::Ids`], under its name.
     pub prompts: Option<(&'static str, Vec<Prompt>)>,
     /// Names of the first fields that the route does not know.
     pub unknown: Vec<String>,
@@ -46,15 +46,18 @@ pub enum Prompt {
     Text(String),
     Ids(Vec<u32>),
     Mixed(Vec<Prompt>),
+    /// An object with a text and images.
+    Shown(Value),
 }
 
 impl Prompt {
-    /// Bytes of its texts.
+    /// Bytes of its texts and images.
     pub fn n_bytes(&self) -> usize {
         match self {
             Prompt::Text(text) => text.len(),
             Prompt::Ids(_) => 0,
             Prompt::Mixed(parts) => parts.iter().map(Prompt::n_bytes).sum(),
+            Prompt::Shown(object) => cost(object),
         }
     }
 }
@@ -388,8 +391,11 @@ impl<'de> Visitor<'de> for Prompts<'_, '_> {
         self.wrong(value)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<Self::Value, A::Error> {
-        self.wrong("an object")
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        match self.kind {
+            Kind::Shown(_) => Ok(Some(vec![Prompt::Shown(Tree(self.build).visit_map(map)?)])),
+            _ => self.wrong("an object"),
+        }
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
@@ -402,7 +408,7 @@ impl<'de> Visitor<'de> for Prompts<'_, '_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
         let Prompts { build, name, kind } = self;
-        let most = if let Kind::Prompts(most) = *kind { most } else { 0 };
+        let most = if let Kind::Prompts(most) | Kind::Shown(most) = *kind { most } else { 0 };
         // Tokens among texts make one prompt of all.
         let (mut ids, mut prompts, mut is_mixed) = (Vec::new(), Vec::new(), false);
         loop {
@@ -509,8 +515,11 @@ impl<'de> Visitor<'de> for Entry<'_, '_, '_> {
         }
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<Option<Prompt>, A::Error> {
-        self.wrong("an object")
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Option<Prompt>, A::Error> {
+        match self.kind {
+            Kind::Shown(_) if self.nested => Ok(Some(Prompt::Shown(Tree(self.build).visit_map(map)?))),
+            _ => self.wrong("an object"),
+        }
     }
 
     fn visit_bool<E: serde::de::Error>(self, _: bool) -> Result<Option<Prompt>, E> {
@@ -535,6 +544,7 @@ mod tests {
         field("n", Kind::Int(0, 9), ""),
         field("prompt", Kind::Prompts(3), ""),
         field("tokens", Kind::Ids, ""),
+        field("shown", Kind::Shown(2), ""),
     ];
 
     fn parsed(text: &str, budget: &Budget) -> Result<Body, ApiError> {
@@ -587,6 +597,10 @@ mod tests {
                 json!({"prompt": ([vec![json!(1)], vec![json!("a"); MAX_PARTS]].concat())}),
                 Err("`prompt` has 257 entries"),
             ),
+            (json!({"shown": {"a": [1]}}), Ok(vec![Prompt::Shown(json!({"a": [1]}))])),
+            (json!({"shown": ["a", {}]}), Ok(vec![text("a"), Prompt::Shown(json!({}))])),
+            (json!({"shown": [{}, {}, {}]}), Err("`shown` has 3 entries, at most 2")),
+            (json!({"shown": [[{}]]}), Err("`shown` must be")),
             (json!({"tokens": [1, "a"]}), Err("`tokens` must be")),
             (json!({"prompt": [[[1]]]}), Err("`prompt` must be")),
             (json!({"prompt": [[1, {}]]}), Err("`prompt` must be")),

@@ -148,7 +148,9 @@ async fn gaps(app: &Arc<App>, prompts: Vec<Prompt>, suffix: &str) -> Result<Vec<
     let marks = Marks::of(&app.tokenizer)?;
     let text = |prompt| match prompt {
         Prompt::Text(text) => Ok(text),
-        Prompt::Ids(_) | Prompt::Mixed(_) => Err(ApiError::field("prompt", "must be text if there is a `suffix`")),
+        Prompt::Ids(_) | Prompt::Mixed(_) | Prompt::Shown(_) => {
+            Err(ApiError::field("prompt", "must be text if there is a `suffix`"))
+        }
     };
     let texts = prompts.into_iter().map(text).collect::<Result<Vec<_>, _>>()?;
     let (shared, suffix) = (app.clone(), suffix.to_string());
@@ -162,7 +164,7 @@ async fn gaps(app: &Arc<App>, prompts: Vec<Prompt>, suffix: &str) -> Result<Vec<
 }
 
 /// Tokens of one prompt.
-fn tokens_of(app: &App, i: usize, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
+pub fn tokens_of(app: &App, i: usize, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
     let tokens = match prompt {
         Prompt::Text(text) => {
             app.check_length(&text)?;
@@ -180,11 +182,12 @@ fn tokens_of(app: &App, i: usize, prompt: Prompt) -> Result<Vec<u32>, ApiError> 
                         app.tokenizer.encode_into(&text, how, &mut tokens);
                     }
                     Prompt::Ids(ids) => tokens.extend(ids),
-                    Prompt::Mixed(_) => {}
+                    Prompt::Mixed(_) | Prompt::Shown(_) => return Err(among_tokens()),
                 }
             }
             tokens
         }
+        Prompt::Shown(_) => return Err(among_tokens()),
     };
     // A model that begins texts with a token can start from an empty prompt.
     match app.tokenizer.bos() {
@@ -192,6 +195,10 @@ fn tokens_of(app: &App, i: usize, prompt: Prompt) -> Result<Vec<u32>, ApiError> 
         Some(bos) => Ok(vec![bos]),
         None => Err(ApiError::bad(format!("prompt {i} is empty"))),
     }
+}
+
+fn among_tokens() -> ApiError {
+    ApiError::field("prompt", "has an object among tokens")
 }
 
 /// Log-probabilities in the older form: columns of equal length.

@@ -37,6 +37,8 @@ pub enum Kind {
     Ids,
     /// A text, token ids, or at most so many of either.
     Prompts(usize),
+    /// The same, or objects with a text and images, which the route looks into.
+    Shown(usize),
     /// Any of these kinds.
     Either(&'static [Kind]),
     /// A field of other servers, refused with this reason unless its value asks for nothing.
@@ -137,7 +139,9 @@ impl Kind {
             Kind::Text => value.is_string(),
             Kind::Word(words) => value.as_str().is_some_and(|word| words.contains(&word)),
             Kind::Object => value.is_object(),
-            Kind::List(..) | Kind::Either(_) | Kind::Ids | Kind::Prompts(_) | Kind::Unsupported(_) => false,
+            Kind::List(..) | Kind::Either(_) | Kind::Ids | Kind::Prompts(_) | Kind::Shown(_) | Kind::Unsupported(_) => {
+                false
+            }
         };
         if fits { Ok(()) } else { Err(self.refusal(name, value)) }
     }
@@ -148,7 +152,7 @@ impl Kind {
 
     /// Returns whether it is kept apart from other fields.
     pub fn is_prompts(&self) -> bool {
-        matches!(self, Kind::Ids | Kind::Prompts(_))
+        matches!(self, Kind::Ids | Kind::Prompts(_) | Kind::Shown(_))
     }
 
     fn is_like(&self, value: &Value) -> bool {
@@ -158,7 +162,7 @@ impl Kind {
             Kind::Text | Kind::Word(_) => value.is_string(),
             Kind::List(inner, _) => value.as_array().is_some_and(|items| items.iter().all(|item| inner.is_like(item))),
             Kind::Object => value.is_object(),
-            Kind::Ids | Kind::Prompts(_) | Kind::Unsupported(_) => false,
+            Kind::Ids | Kind::Prompts(_) | Kind::Shown(_) | Kind::Unsupported(_) => false,
             Kind::Either(kinds) => kinds.iter().any(|kind| kind.is_like(value)),
         }
     }
@@ -184,6 +188,11 @@ impl Kind {
                 let (text, ids) = (Kind::Text.schema(), Kind::Ids.schema());
                 json!({"oneOf": [text, ids, list(text.clone()), list(ids.clone())]})
             }
+            Kind::Shown(most) => {
+                let object = Kind::Object.schema();
+                let list = json!({"type": "array", "items": object, "maxItems": most});
+                json!({"oneOf": [Kind::Prompts(*most).schema(), object, list]})
+            }
             Kind::Either(kinds) => json!({"oneOf": kinds.iter().map(Kind::schema).collect::<Vec<_>>()}),
             Kind::Unsupported(_) => json!({"deprecated": true}),
         }
@@ -208,6 +217,7 @@ impl std::fmt::Display for Kind {
             Kind::Prompts(_) => {
                 write!(f, "a string, a list of token ids and strings, or a list of strings or of such lists")
             }
+            Kind::Shown(_) => write!(f, "{}; or objects with `prompt_string` and `multimodal_data`", Kind::Prompts(1)),
             Kind::Either(kinds) => kinds
                 .iter()
                 .enumerate()

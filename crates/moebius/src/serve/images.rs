@@ -91,6 +91,38 @@ impl Images {
         Ok(images)
     }
 
+    /// Takes the images of a list, which is the field `at` of the request, in place of the markers of a text; the text
+    /// has marks there.
+    ///
+    /// # Errors
+    /// As [`Images::of_message`], and where there are more or fewer markers than images.
+    pub fn of_prompt(
+        at: &str,
+        list: &[Value],
+        text: &str,
+        marker: &str,
+        app: &App,
+    ) -> Result<(Images, String), ApiError> {
+        let mut images = Images { secret: app::random(), files: Vec::new() };
+        let n = text.matches(marker).count();
+        if app.eyes.is_none() {
+            return Err(ApiError::field(at, "has images: this model reads text only"));
+        }
+        if n != list.len() {
+            let what = format!("has {} entries for {n} markers {marker} in the text", list.len());
+            return Err(ApiError::field(at, what));
+        }
+        let mut parts = text.split(marker);
+        let mut marked = parts.next().unwrap_or_default().to_string();
+        for (i, (data, part)) in list.iter().zip(parts).enumerate() {
+            let at = format!("{at}[{i}]");
+            let data = data.as_str().ok_or_else(|| ApiError::field(&at, "must be a string"))?;
+            marked.push_str(&images.add(at, data, [false; 2])?);
+            marked.push_str(part);
+        }
+        Ok((images, marked))
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty()

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use axum::Json;
 use axum::response::IntoResponse;
 use engine::formats::{Event, Format};
+use engine::images::Pictures;
 use serde_json::{Value, json};
 
 use super::app::App;
-use super::body::Body;
+use super::body::{Body, Prompt};
 use super::chat::finite;
 use super::completions;
 use super::error::{ApiError, Style};
@@ -16,6 +17,7 @@ use super::fields::{Field, Kind, Object, Read, field};
 use super::fill::{File, Marks};
 use super::form::{self, Constrained};
 use super::generate::{Collected, Finish, Generation, Job, Logprob, Parsing, Step, Totals, token_text};
+use super::images::{Images, MAX_IMAGES};
 use super::limits::{MAX_INPUTS, MAX_TOP_LOGPROBS};
 use super::routes::{Answer, Input, ignoring};
 use super::sampling;
@@ -33,9 +35,12 @@ pub const COMMON: &[Field] = &[
     field("id_slot", Kind::Int(-1, 1 << 31), "ignored: the server has no fixed slots"),
 ];
 
+/// What stands for an image in a text: llama.cpp's `mtmd_default_marker`.
+const MARKER: &str = "<__media__>";
+
 /// Further fields of `/completion`.
 pub const COMPLETION: &[Field] =
-    &[field("prompt", Kind::Prompts(MAX_INPUTS), "text or token ids, or a list of such, answered by a list")];
+    &[field("prompt", Kind::Shown(MAX_INPUTS), "text or token ids, or a list of such, answered by a list")];
 
 /// Further fields of `/infill`.
 pub const INFILL: &[Field] = &[
@@ -45,8 +50,54 @@ pub const INFILL: &[Field] = &[
     field("prompt", Kind::Text, "beginning of the text that fills the gap"),
 ];
 
+/// A prompt, ready for the engine.
+struct Ready {
+    tokens: Vec<u32>,
+    pictures: Option<Arc<Pictures>>,
+    /// Its text, where it has images.
+    text: Option<String>,
+}
+
+impl Ready {
+    fn of_tokens(tokens: Vec<u32>) -> Ready {
+        Ready { tokens, pictures: None, text: None }
+    }
+
+    /// Of prompt `i`.
+    fn new(app: &App, i: usize, prompt: Prompt) -> Result<Ready, ApiError> {
+        let Prompt::Shown(object) = prompt else {
+            return Ok(Ready::of_tokens(completions::tokens_of(app, i, prompt)?));
+        };
+        let at = |name: &str| format!("prompt[{i}].{name}");
+        let text = object.get("prompt_string").and_then(Value::as_str);
+        let text = text.ok_or_else(|| ApiError::field(at("prompt_string"), "must be a string"))?;
+        let list = images_of(&object);
+        if list.is_empty() {
+            return Ok(Ready::of_tokens(completions::tokens_of(app, i, Prompt::Text(text.into()))?));
+        }
+        app.check_length(text)?;
+        let (images, marked) = Images::of_prompt(&at("multimodal_data"), list, text, MARKER, app)?;
+        let (tokens, pictures) = images.encode(app, &marked)?;
+        Ok(Ready { tokens, pictures, text: Some(text.into()) })
+    }
+}
+
+/// The images of a prompt that is an object.
+fn images_of(prompt: &Value) -> &[Value] {
+    prompt.get("multimodal_data").and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
 pub async fn completion(app: Arc<App>, mut input: Input) -> Answer {
-    let prompts = completions::tokens(&app, input.body.take_prompts()).await?;
+    let prompts = input.body.take_prompts();
+    let images =
+        prompts.iter().map(|prompt| if let Prompt::Shown(object) = prompt { images_of(object).len() } else { 0 });
+    let n = images.sum::<usize>();
+    if n > MAX_IMAGES {
+        return Err(ApiError::field("prompt", format!("has {n} images, at most {MAX_IMAGES} are allowed")));
+    }
+    let (shared, n_bytes) = (app.clone(), prompts.iter().map(Prompt::n_bytes).sum());
+    let ready = move || prompts.into_iter().enumerate().map(|(i, prompt)| Ready::new(&shared, i, prompt)).collect();
+    let prompts = app.common.heavy(n_bytes, ready).await?;
     answer(app, input, prompts).await
 }
 
@@ -75,16 +126,18 @@ pub async fn infill(app: Arc<App>, input: Input) -> Answer {
         Ok(tokens)
     };
     let tokens = app.common.heavy(bytes, work).await?;
-    answer(app, input, vec![tokens]).await
+    answer(app, input, vec![Ready::of_tokens(tokens)]).await
 }
 
-async fn answer(app: Arc<App>, input: Input, prompts: Vec<Vec<u32>>) -> Answer {
+async fn answer(app: Arc<App>, input: Input, prompts: Vec<Ready>) -> Answer {
     let Input { body: Body { fields: body, room, .. }, request_id, .. } = input;
     let held = Constrained { form: form::of(&body)?, ..Constrained::default() };
     let (constraint, ignored) = form::constraint(&app, Format::PLAIN, held).await?;
-    let texts: Vec<String> = prompts.iter().map(|tokens| app.tokenizer.decode(tokens)).collect();
-    let request = |tokens| {
-        let mut request = app.request(tokens);
+    let text = |ready: &Ready| ready.text.clone().unwrap_or_else(|| app.tokenizer.decode(&ready.tokens));
+    let texts: Vec<String> = prompts.iter().map(text).collect();
+    let request = |ready: Ready| {
+        let mut request = app.request(ready.tokens);
+        request.pictures = ready.pictures;
         sampling::apply(&body, &mut request, &app.tokenizer)?;
         request.stop_strings = sampling::stops(&body, "stop")?;
         request.max_new_tokens = sampling::max_tokens(&body, &["n_predict"]).unwrap_or(usize::MAX);
@@ -211,6 +264,7 @@ pub async fn props(app: Arc<App>, _: Input) -> Answer {
         "bos_token": text(app.tokenizer.bos()),
         "eos_token": text(app.tokenizer.eos()),
         "modalities": {"vision": app.eyes.is_some(), "audio": false},
+        "media_marker": MARKER,
         "build_info": concat!("moebius-", env!("CARGO_PKG_VERSION")),
     });
     Ok(Json(answer).into_response())

@@ -167,6 +167,88 @@ fn a_draft_model_counts() {
     assert!(told.contains("--memory"), "{told}");
 }
 
+/// A folder with a layer that drafts and an image encoder of noise.
+fn seeing(folder: &Path) -> PathBuf {
+    let (from, to) = (fixtures::root("crates/conformance/tests/data/qwen35_mtp/hf"), folder.join("hf"));
+    std::fs::create_dir(&to).expect("folder");
+    for entry in std::fs::read_dir(from).expect("hf").flatten() {
+        std::fs::copy(entry.path(), to.join(entry.file_name())).expect("copy");
+    }
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(to.join("config.json")).expect("config")).expect("JSON");
+    config["vision_config"] = serde_json::json!({
+        "depth": 1, "hidden_size": 32, "hidden_act": "gelu_pytorch_tanh", "in_channels": 3, "intermediate_size": 24,
+        "num_heads": 2, "num_position_embeddings": 16, "out_hidden_size": 32, "patch_size": 8, "spatial_merge_size": 2,
+        "temporal_patch_size": 2, "deepstack_visual_indexes": [],
+    });
+    std::fs::write(to.join("config.json"), config.to_string()).expect("write");
+    let size = serde_json::json!({"size": {"shortest_edge": 2304, "longest_edge": 16384}});
+    std::fs::write(to.join("preprocessor_config.json"), size.to_string()).expect("write");
+    let of_block = ["norm1", "norm2", "attn.qkv", "attn.proj", "mlp.linear_fc1", "mlp.linear_fc2"];
+    let rows = [(32, 0), (32, 0), (96, 32), (32, 32), (24, 32), (32, 24)];
+    let block = of_block.iter().zip(rows).map(|(name, shape)| (format!("blocks.0.{name}"), shape));
+    let merger = [("merger.norm", (32, 0)), ("merger.linear_fc1", (128, 128)), ("merger.linear_fc2", (32, 128))];
+    let merger = merger.into_iter().map(|(name, shape)| (name.to_string(), shape));
+    let mut parts: Vec<(String, Vec<usize>)> = vec![
+        ("patch_embed.proj.weight".into(), vec![32, 3, 2, 8, 8]),
+        ("patch_embed.proj.bias".into(), vec![32]),
+        ("pos_embed.weight".into(), vec![16, 32]),
+    ];
+    for (name, (n, k)) in block.chain(merger) {
+        parts.push((format!("{name}.weight"), if k == 0 { vec![n] } else { vec![n, k] }));
+        parts.push((format!("{name}.bias"), vec![n]));
+    }
+    let mut seed = 1u32;
+    let mut noise = |n: usize| -> Vec<u8> {
+        let mut next = || {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (f64::from(seed) / f64::from(u32::MAX) - 0.5) as f32
+        };
+        (0..n).flat_map(|_| next().to_le_bytes()).collect()
+    };
+    let numbers: Vec<Vec<u8>> = parts.iter().map(|(_, shape)| noise(shape.iter().product())).collect();
+    let weights = std::fs::read(to.join("model.safetensors")).expect("weights");
+    let weights = safetensors::SafeTensors::deserialize(&weights).expect("safetensors");
+    let view = |shape: &[usize], bytes| {
+        safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.to_vec(), bytes).expect("a tensor")
+    };
+    let of_encoder = parts.iter().zip(&numbers);
+    let of_encoder = of_encoder.map(|((name, shape), bytes)| (format!("model.visual.{name}"), view(shape, bytes)));
+    let all: Vec<_> = weights.tensors().into_iter().chain(of_encoder).collect();
+    let bytes = safetensors::serialize(all, None).expect("serialize");
+    std::fs::write(to.join("model.safetensors"), bytes).expect("write");
+    to
+}
+
+/// The same words after an image, whatever drafts them; the head does.
+#[test]
+fn drafts_change_no_word_after_images() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let model = seeing(folder.path());
+    let image = |name: &str| fixtures::root(&format!("crates/conformance/tests/data/images/gemma4/images/{name}.png"));
+    let (odd, rgba) = (image("odd"), image("rgba"));
+    let mut texts = Vec::new();
+    for images in [&[&odd][..], &[&rgba, &odd]] {
+        let run = |draft: &[&str]| {
+            let line = ["run", "--raw", "-p", "ab abc ab abc ab", "-n", "60", "--ignore-eos", "--temp", "0", "-m"];
+            let shown = images.iter().flat_map(|image| ["--image", as_text(image)]).collect::<Vec<_>>();
+            let out = moebius(&[&line[..], &[as_text(&model)], &shown[..], draft].concat());
+            let [text, told] = [out.stdout, out.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+            assert!(out.status.success(), "{told}");
+            (text, told.contains("drafts: "))
+        };
+        let plain = run(&[]);
+        assert!(!plain.1 && plain.0.len() > 20, "{plain:?}");
+        for draft in [&["--draft", "mtp"][..], &["--draft", "mtp", "--draft-tokens", "2"], &["--draft", "ngram"]] {
+            let (text, is_told) = run(draft);
+            assert_eq!(text, plain.0, "{draft:?}");
+            assert!(is_told || draft[1] == "ngram", "{draft:?}");
+        }
+        texts.push(plain.0);
+    }
+    assert_ne!(texts[0], texts[1]);
+}
+
 #[test]
 fn what_cannot_draft_says_so() {
     let other = fixtures::root("crates/conformance/tests/data/qwen3/model-bf16.gguf");

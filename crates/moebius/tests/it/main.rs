@@ -6,9 +6,13 @@ mod common;
 mod convert;
 mod cuda;
 mod drafts;
+mod encoders;
 #[path = "../../../../tests/fixtures.rs"]
 mod fixtures;
 mod memory;
 mod mlx;
 mod quantize;
+#[path = "../../../../tests/seeing.rs"]
+mod seeing;
 mod serve;
+mod stored;

@@ -9,7 +9,7 @@ const JSON: &str = "Content-Type: application/json\r\n";
 const HELLO: &str = "{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], \"max_tokens\": 2}";
 
 /// A running server on a port of its own.
-struct Server {
+pub struct Server {
     child: Child,
     out: BufReader<ChildStdout>,
     address: String,
@@ -21,7 +21,7 @@ impl Server {
     }
 
     /// A server that writes its log to `log`, started by a command that may be a shell around it.
-    fn start_as(mut command: Command, more: &[&str], log: Stdio) -> Server {
+    pub fn start_as(mut command: Command, more: &[&str], log: Stdio) -> Server {
         let unless =
             |flag: &str, default: [&'static str; 2]| if more.contains(&flag) { vec![] } else { default.to_vec() };
         let mut child = command
@@ -63,7 +63,7 @@ impl Server {
     }
 
     /// Posts JSON and reads the whole answer.
-    fn post(&self, path: &str, body: &str) -> String {
+    pub fn post(&self, path: &str, body: &str) -> String {
         let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{JSON}");
         self.raw(&format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()))
     }
@@ -111,13 +111,13 @@ impl Server {
 
     /// Tells it to stop.
     #[cfg(unix)]
-    fn terminate(&self) {
+    pub fn terminate(&self) {
         let told = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().expect("kill");
         assert!(told.success());
     }
 
     /// Waits for the process to end by itself.
-    fn exit(&mut self) -> std::process::ExitStatus {
+    pub fn exit(&mut self) -> std::process::ExitStatus {
         let start = Instant::now();
         loop {
             match self.child.try_wait().expect("wait") {
@@ -673,65 +673,6 @@ fn log_probabilities_of_prompts_are_those_of_the_logits() {
         let got = told[i].as_f64().expect("a number");
         assert!((got - expected).abs() < 1e-4, "token {i}: {got} {expected}");
     }
-}
-
-/// What a server has computed of prompts is there for the next one, answers to the bit the same; not for another cache
-/// type. Damaged files cost a warning.
-#[cfg(unix)]
-#[test]
-fn prompts_survive_a_restart() {
-    let folder = tempfile::tempdir().expect("folder");
-    let path = folder.path().to_str().expect("UTF-8");
-    let log = folder.path().join("log");
-    let ask = |more: &[&str]| {
-        let words: Vec<String> = (0..120).map(|i| format!("word {i}")).collect();
-        let body = serde_json::json!({
-            "messages": [{"role": "user", "content": words.join(", ")}], "max_tokens": 40, "temperature": 0.8, "seed": 7,
-            "logprobs": true, "ignore_eos": true,
-        });
-        let more = [&["--cache-dir", path, "--ctx", "1024"], more].concat();
-        let command = Command::new(env!("CARGO_BIN_EXE_moebius"));
-        let errors = std::fs::File::create(&log).expect("log");
-        let mut server = Server::start_as(command, &more, errors.into());
-        let answer = server.post("/v1/chat/completions", &body.to_string());
-        server.terminate();
-        assert!(server.exit().success());
-        let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
-        let (start, end) = (body.find('{').expect("an object"), body.rfind('}').expect("its end"));
-        let value: serde_json::Value = serde_json::from_str(&body[start..=end]).unwrap_or_else(|_| panic!("{answer}"));
-        let usage = &value["usage"];
-        let number = |value: &serde_json::Value| value.as_u64().expect("a number");
-        (
-            value["choices"].clone(),
-            number(&usage["prompt_tokens"]),
-            number(&usage["prompt_tokens_details"]["cached_tokens"]),
-        )
-    };
-    let (first, n_prompt, cached) = ask(&[]);
-    assert_eq!(cached, 0);
-    let (second, _, cached) = ask(&[]);
-    assert_eq!(second, first);
-    assert_eq!(cached, (n_prompt - 1) / 32 * 32, "of {n_prompt}");
-    for other in ["f32", "q8_0", "k=f16,v=q8_0"] {
-        let (_, _, cached) = ask(&["--cache-type", other]);
-        assert_eq!(cached, 0, "{other}");
-    }
-    let (blocks, _, cached) = ask(&["--cache-type", "q8_0"]);
-    assert_eq!(cached, (n_prompt - 1) / 32 * 32, "of {n_prompt}");
-    assert_eq!(ask(&["--cache-type", "q8_0", "--isa", "scalar"]).0, blocks);
-    for entry in folder.path().read_dir().expect("folder").flatten().filter(|entry| entry.path().is_dir()) {
-        for file in entry.path().read_dir().expect("folder").flatten() {
-            let file = std::fs::OpenOptions::new().write(true).open(file.path()).expect("file");
-            file.set_len(99).expect("cut");
-        }
-    }
-    let (third, _, cached) = ask(&[]);
-    assert_eq!((third, cached), (first.clone(), 0));
-    let said = std::fs::read_to_string(&log).expect("log");
-    assert!(said.contains("ignoring a stored prompt cache"), "{said}");
-    // What was damaged was written again.
-    let (fourth, _, cached) = ask(&[]);
-    assert_eq!((fourth, cached), (first, (n_prompt - 1) / 32 * 32));
 }
 
 /// Names of files reach a terminal, a log and a shell as what they are.

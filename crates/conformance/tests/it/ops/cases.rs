@@ -338,6 +338,10 @@ pub fn gelu(seed: u64) -> Vec<Case> {
     [Gelu::Erf, Gelu::Tanh].into_iter().flat_map(of).collect()
 }
 
+pub fn clamp(seed: u64) -> Vec<Case> {
+    in_place(seed, "clamp", |b, _, _, x| (Op::Clamp { x, low: b.vector(1), high: b.vector(1) }, String::new()))
+}
+
 /// Rows for some of the tokens: see `Session::try_rows`.
 pub fn input(seed: u64) -> Vec<Case> {
     let mut cases = Vec::new();

@@ -42,6 +42,7 @@ ops! {
     Input input,
     AddBias add_bias,
     Gelu gelu,
+    Clamp clamp,
     Linear linear,
     GatedLinear gated_linear,
     RmsNorm rms_norm,

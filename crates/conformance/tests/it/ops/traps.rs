@@ -509,11 +509,11 @@ fn traps() -> Vec<(&'static str, &'static [&'static str], Sabotage)> {
             }),
         ),
         (
-            "scale, scale_by, softcap, gate_by, add_bias, gelu, input: nothing is done",
-            &["scale", "scale_by", "softcap", "gate_by", "add_bias", "gelu", "input"],
+            "scale, scale_by, softcap, gate_by, add_bias, gelu, clamp, input: nothing is done",
+            &["scale", "scale_by", "softcap", "gate_by", "add_bias", "gelu", "clamp", "input"],
             plan(|p| {
                 let nothing = |op: &mut Op| match *op {
-                    Op::AddBias { x, .. } | Op::Gelu { x, .. } | Op::Input { x, .. } => {
+                    Op::AddBias { x, .. } | Op::Gelu { x, .. } | Op::Clamp { x, .. } | Op::Input { x, .. } => {
                         *op = Op::Scale { x, scale: 1.0 }
                     }
                     Op::Scale { x, .. } | Op::ScaleBy { x, .. } | Op::Softcap { x, .. } | Op::GateBy { x, .. } => {

@@ -340,7 +340,11 @@ impl Lower<'_, '_> {
                 let what = "choose the positions that attention sees".into();
                 return Err(CompileError::Unsupported { backend: "cuda", what });
             }
-            Op::Input { mode: InputMode::All, .. } | Op::EmbedPlace { .. } | Op::AddBias { .. } | Op::Gelu { .. } => {
+            Op::Input { mode: InputMode::All, .. }
+            | Op::EmbedPlace { .. }
+            | Op::AddBias { .. }
+            | Op::Gelu { .. }
+            | Op::Clamp { .. } => {
                 let what = format!("run {}, of image encoders", op.name());
                 return Err(CompileError::Unsupported { backend: "cuda", what });
             }

@@ -105,6 +105,57 @@ async fn every_api_takes_images() {
     server.idle().await;
 }
 
+/// `/completion` of llama-server: images of a list in place of markers.
+#[tokio::test]
+async fn markers_become_images() {
+    const COMPLETION: &str = "/completion";
+    let server = server();
+    let props = server.get("/props").await.json().await.1;
+    let marker = props["media_marker"].as_str().expect("marker");
+    let ask = |prompt: Value| json!({"prompt": prompt, "n_predict": 6, "temperature": 0, "n_probs": 1});
+    let shown = |text: &str, files: &[&str]| {
+        let data: Vec<String> = files.iter().map(|name| image(name)).collect();
+        json!({"prompt_string": text.replace("IMAGE", marker), "multimodal_data": data})
+    };
+    let one = server.ask(COMPLETION, &ask(shown("See IMAGE: what?", &["odd"]))).await;
+    let text = server.ask(COMPLETION, &ask(json!("See : what?"))).await;
+    let count = |answer: &Value| answer["tokens_evaluated"].as_u64().expect("a count");
+    assert_eq!(count(&one), count(&text) + N_IMAGE + 2, "{one} {text}");
+    assert_eq!(one["prompt"], format!("See {marker}: what?"));
+    let said = |answer: &Value| answer["completion_probabilities"].clone();
+    let other = server.ask(COMPLETION, &ask(shown("See IMAGE: what?", &["rgba"]))).await;
+    assert_ne!(said(&one), said(&text));
+    assert_ne!(said(&one), said(&other));
+    // In their order, and next to prompts of other forms.
+    let many = json!(["See : what?", shown("See IMAGE: what?", &["rgba"]), shown("See IMAGE IMAGE", &["odd", "rgba"])]);
+    let many = server.ask(COMPLETION, &ask(many)).await;
+    assert_eq!(said(&many[0]), said(&text));
+    assert_eq!(said(&many[1]), said(&other));
+    let turned = server.ask(COMPLETION, &ask(shown("See IMAGE IMAGE", &["rgba", "odd"]))).await;
+    assert_ne!(said(&many[2]), said(&turned));
+    // Without images it is a text.
+    let plain = server.ask(COMPLETION, &ask(shown("See : what?", &[]))).await;
+    assert_eq!(said(&plain), said(&text));
+    let url = json!({"prompt_string": marker, "multimodal_data": ["http://127.0.0.1/x.png"]});
+    let cases = [
+        (shown("IMAGE IMAGE", &["odd"]), "has 1 entries for 2 markers"),
+        (shown("none", &["odd"]), "has 1 entries for 0 markers"),
+        (json!({"multimodal_data": []}), "`prompt[0].prompt_string` must be a string"),
+        (json!({"prompt_string": marker, "multimodal_data": [7]}), "`prompt[0].multimodal_data[0]` must be a string"),
+        (json!({"prompt_string": marker, "multimodal_data": ["?!"]}), "not valid Base64"),
+        (json!({"prompt_string": marker, "multimodal_data": [STANDARD.encode("<svg/>")]}), "cannot be used"),
+        (url, "is an address"),
+        (json!([1, shown("IMAGE", &["dot"])]), "has an object among tokens"),
+        (json!([shown(&"IMAGE ".repeat(40), &["dot"; 40]), shown(&"IMAGE ".repeat(40), &["dot"; 40])]), "80 images"),
+    ];
+    for (prompt, why) in cases {
+        let (status, answer) = server.post(COMPLETION, &ask(prompt)).await.json().await;
+        let message = answer["error"]["message"].as_str().unwrap_or_default();
+        assert!(status == StatusCode::BAD_REQUEST && message.contains(why), "{why}: {answer}");
+    }
+    server.idle().await;
+}
+
 #[tokio::test]
 async fn what_is_no_image_is_refused() {
     let server = server();
