@@ -65,6 +65,8 @@ const PUBLISHED: &[(&str, &str)] = &[
     ("nemotron_h", "nemotron_h_dense"),
     ("falcon-h1", "falcon_h1"),
     ("kimi-linear", "kimi_linear"),
+    ("bailingmoe3", "bailing_hybrid"),
+    ("phimoe", "phimoe"),
     ("deepseek32", "deepseek_v32"),
     ("glm-dsa", "glm_moe_dsa_shared"),
     ("bert", "../encoders/bert_rerank"),
