@@ -186,6 +186,11 @@ MODELS = {
         original_max_position_embeddings=128, router_jitter_noise=0.05, input_jitter_noise=0.0,
         rope_scaling=dict(type="longrope", short_factor=[1.05, 1.3, 1.5, 1.8], long_factor=[1.7, 4.5, 9.0, 16.0],
                           short_mscale=1.25, long_mscale=1.25, original_max_position_embeddings=128)),
+    "jamba": lambda: base(
+        "jamba", "JambaForCausalLM", 4, 4, 2, rms_norm_eps=1e-6, attn_layer_offset=1, attn_layer_period=2,
+        expert_layer_offset=1, expert_layer_period=2, num_experts=4, num_experts_per_tok=2, mamba_conv_bias=True,
+        mamba_d_conv=4, mamba_d_state=12, mamba_dt_rank=6, mamba_expand=2, mamba_proj_bias=False, sliding_window=None,
+        use_mamba_kernels=False),
     # A token sees the 12 positions that index heads rank best, 20 wide, of which the first 8 dims turn.
     "deepseek_v32": lambda: base(
         "deepseek_v32", "DeepseekV32ForCausalLM", 2, 4, 4, rope_theta=10000,

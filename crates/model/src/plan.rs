@@ -168,7 +168,7 @@ pub struct Slab {
     pub first_row: usize,
 }
 
-/// Transformation of the stored numbers of a vector. Matrices are always [`Read::Plain`].
+/// Transformation of the stored numbers of a vector or of decay rates. Other matrices are always [`Read::Plain`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
     /// `w`.

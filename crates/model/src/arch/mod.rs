@@ -21,6 +21,7 @@ mod glm4moe;
 mod gptoss;
 mod granite;
 mod hunyuan;
+mod jamba;
 mod keys;
 mod kimi_linear;
 mod laguna;
@@ -136,6 +137,8 @@ pub const ARCHS: &[Arch] = &[
         models: "Nemotron 3 Nano, Super; Nemotron Nano 2, Nemotron-H" },
     Arch { gguf: &["falcon-h1"], folder: &["falcon_h1"], build: falcon_h1::build,
         models: "Falcon-H1 (0.5B to 34B)" },
+    Arch { gguf: &["jamba"], folder: &["jamba"], build: jamba::build,
+        models: "Jamba 1.5, 1.6, 1.7, Reasoning 3B" },
     Arch { gguf: &["glm4"], folder: &["glm4"], build: glm4::build,
         models: "GLM-4-0414, GLM-Z1, dense" },
     Arch { gguf: &["glm4moe"], folder: &["glm4_moe"], build: glm4moe::build,

@@ -67,6 +67,7 @@ const PUBLISHED: &[(&str, &str)] = &[
     ("kimi-linear", "kimi_linear"),
     ("bailingmoe3", "bailing_hybrid"),
     ("phimoe", "phimoe"),
+    ("jamba", "jamba"),
     ("deepseek32", "deepseek_v32"),
     ("glm-dsa", "glm_moe_dsa_shared"),
     ("bert", "../encoders/bert_rerank"),

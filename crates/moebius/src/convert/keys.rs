@@ -210,6 +210,7 @@ impl<'a> Keys<'a> {
                 let rotates = self.config.opt_str("position_embedding_type")? == Some("rope");
                 self.add("rope.scaling.finetuned", rotates);
             }
+            "jamba" => self.jamba(plan)?,
             "kimi-linear" => self.kimi_linear(plan, n_layer)?,
             "bailingmoe3" => self.bailing(plan, n_layer)?,
             "nemotron_h" | "nemotron_h_moe" => self.nemotron(plan, n_layer)?,

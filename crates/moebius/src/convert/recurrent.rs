@@ -123,6 +123,19 @@ impl Keys<'_> {
         self.weights("routed_scaling_factor", "moe_renormalize", true)
     }
 
+    /// As Mamba-2's, but that a step size is made of as many numbers as the rank says.
+    pub(super) fn jamba(&mut self, plan: Option<&Plan>) -> Result<()> {
+        let plan = plan.context("the model has no plan")?;
+        let (heads, width) = mamba(plan)?;
+        let dt = plan.weights.iter().find(|w| w.name.ends_with(".ssm_dt.weight")).context("no layer is Mamba")?;
+        self.pass("vocab_size", &["vocab_size"])?;
+        self.add("ssm.conv_kernel", width as u32);
+        self.add("ssm.state_size", heads.d_k as u32);
+        self.add("ssm.inner_size", heads.n_v_head as u32);
+        self.add("ssm.time_step_rank", dt.shape[1] as u32);
+        Ok(())
+    }
+
     pub(super) fn nemotron(&mut self, plan: Option<&Plan>, n_layer: u32) -> Result<()> {
         self.mamba(plan)?;
         self.pass("vocab_size", &["vocab_size"])?;
