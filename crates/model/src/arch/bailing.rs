@@ -1,5 +1,5 @@
-//! Ling 3.0 (`bailing_hybrid`): most layers are Kimi's delta nets with bounded decays and full-rank gates, one of a group
-//! is latent attention whose heads have gates; dense layers first, then DeepSeek's experts.
+//! Ling 3.0 (`bailing_hybrid`): most layers are Kimi's delta nets with bounded decays and full-rank gates, one of a
+//! group is latent attention whose heads have gates; dense layers first, then DeepSeek's experts.
 
 use checkpoint::Checkpoint;
 

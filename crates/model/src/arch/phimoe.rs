@@ -1,8 +1,8 @@
 //! Phi-3.5-MoE and Phi-mini-MoE: layer norms and biases, LongRoPE whose factors the file gives, experts in every layer
 //! whose weights are shares among experts of about the same logit (SparseMixer, arXiv 2409.12136).
 //!
-//! The long divisors serve contexts beyond the first training's length, as in the publisher's code and in Phi-3. Readers
-//! of GGUF files other than this one weigh experts by a softmax over the chosen two.
+//! The long divisors serve contexts beyond the first training's length, as in the publisher's code and in Phi-3. Other
+//! readers of GGUF files weigh experts by a softmax over the chosen two.
 
 use checkpoint::Checkpoint;
 
