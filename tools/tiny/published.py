@@ -6,6 +6,7 @@ A model is a folder `hf/`, with the keys of config.json as published and not as 
     pip install torch==2.15.0 transformers==5.24.0 numpy==2.4.6 safetensors
     cd tools && python -m tiny.published [NAME]..
 """
+import contextlib
 import json
 import re
 import shutil
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers.models.phimoe import modeling_phimoe
 
 from .files import DATA, N_TOKENS, save
 from .new import MIN_GAP, MIN_MARGIN, N_SEEDS, choices
@@ -170,6 +172,25 @@ MODELS = {
         num_expert_group=1, num_experts=6, num_experts_per_token=3, num_nextn_predict_layers=0, num_shared_experts=1,
         rope_scaling=None, rope_theta=10000.0, routed_scaling_factor=2.446, topk_group=1, use_grouped_topk=True),
         "max_position_embeddings"),
+    "bailing_hybrid": lambda: base(
+        "bailing_hybrid", "BailingHybridForCausalLM", 4, 4, 4, 12, num_experts=6, num_experts_per_tok=2,
+        moe_intermediate_size=16, num_shared_experts=1, moe_shared_expert_intermediate_size=16, n_group=3, topk_group=2,
+        moe_router_enable_expert_bias=True, norm_topk_prob=True, routed_scaling_factor=2.5, score_function="sigmoid",
+        first_k_dense_replace=1, layer_group_size=2, kv_lora_rank=16, q_lora_rank=24, qk_nope_head_dim=12,
+        qk_rope_head_dim=8, v_head_dim=12, num_nextn_predict_layers=0, rope_theta=6000000, rope_scaling=None,
+        rope_interleave=True, short_conv_kernel_size=4, kda_safe_gate=True, kda_lower_bound=-5.0, no_kda_lora=True,
+        gated_attention_proj_granularity_type="head_wise"),
+    "phimoe": lambda: base(
+        "phimoe", "PhiMoEForCausalLM", 2, 4, 2, intermediate_size=16, num_local_experts=6, num_experts_per_tok=2,
+        attention_bias=True, lm_head_bias=True, sliding_window=4096, rope_theta=10000.0,
+        original_max_position_embeddings=128, router_jitter_noise=0.05, input_jitter_noise=0.0,
+        rope_scaling=dict(type="longrope", short_factor=[1.05, 1.3, 1.5, 1.8], long_factor=[1.7, 4.5, 9.0, 16.0],
+                          short_mscale=1.25, long_mscale=1.25, original_max_position_embeddings=128)),
+    "jamba": lambda: base(
+        "jamba", "JambaForCausalLM", 4, 4, 2, rms_norm_eps=1e-6, attn_layer_offset=1, attn_layer_period=2,
+        expert_layer_offset=1, expert_layer_period=2, num_experts=4, num_experts_per_tok=2, mamba_conv_bias=True,
+        mamba_d_conv=4, mamba_d_state=12, mamba_dt_rank=6, mamba_expand=2, mamba_proj_bias=False, sliding_window=None,
+        use_mamba_kernels=False),
     # A token sees the 12 positions that index heads rank best, 20 wide, of which the first 8 dims turn.
     "deepseek_v32": lambda: base(
         "deepseek_v32", "DeepseekV32ForCausalLM", 2, 4, 4, rope_theta=10000,
@@ -347,7 +368,7 @@ MODELS = {
         image_token_index=5, boi_token_index=6, eoi_token_index=7),
 }
 # Classes that `architectures` calls by another name, and names of tensors that transformers saves under others.
-CLASSES = {"kimi_k25": "Kimi_K25ForConditionalGeneration"}
+CLASSES = {"kimi_k25": "Kimi_K25ForConditionalGeneration", "phimoe": "PhimoeForCausalLM"}
 RENAMED = {"kimi_k25": [(r"^language_model\.model\.blocks\.", "language_model.model.layers.")],
            "kimi_linear": [(r"\.block_sparse_moe\.(gate|up|down)_proj\.", r".mlp.\1_proj.")]}
 
@@ -391,6 +412,29 @@ def randomize(model, seed, embedding):
                 turned = p.ndim == 3 and "Llama4" in type(model).__name__
                 p.copy_(r / p.shape[-2 if turned else -1] ** 0.5)
             p.copy_(p.to(torch.bfloat16).to(p.dtype))
+
+
+@contextlib.contextmanager
+def shares(gaps):
+    """Collects how close SparseMixer's choices were, and how close other experts were to the margin of a share."""
+    plain = modeling_phimoe.sparsemixer
+
+    def mixer(scores, jitter_eps, training, top_k=2):
+        left = scores.float()
+        for _ in range(top_k):
+            best = left.max(-1, keepdim=True)
+            first, second = left.sort(-1, descending=True).values[..., :2].unbind(-1)
+            gaps.append(float((first - second).min() / scores.std()))
+            apart = (best.values - left) / scores.abs().clamp(min=best.values) - 2 * jitter_eps
+            gaps.append(float(apart.abs().min()))
+            left = left.scatter(-1, best.indices, float("-inf"))
+        return plain(scores, jitter_eps, training, top_k)
+
+    modeling_phimoe.sparsemixer = mixer
+    try:
+        yield
+    finally:
+        modeling_phimoe.sparsemixer = plain
 
 
 def run(model, ids):
@@ -449,7 +493,7 @@ def build(name):
             save_file(weights, f"{folder}/model.safetensors", {"format": "pt"})
             model = load(cls, folder)  # only what was saved counts
         gaps, margins = [1.0], []
-        with choices(gaps):
+        with choices(gaps), shares(gaps):
             logits, ids = run(model, tokens), list(map(int, tokens))
             while len(margins) < N_GREEDY and min(margins + [1]) > MIN_MARGIN and min(gaps) > MIN_GAP:
                 row = run(model, ids)[-1]

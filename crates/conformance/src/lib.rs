@@ -296,7 +296,7 @@ impl Maker {
         let [g, beta] = [n_decay, n_v_head].map(|n| self.buf(t, n));
         let (a_log, dt_bias) = (self.weight(&[n_v_head], WeightType::F32), self.weight(&[n_decay], WeightType::BF16));
         self.plan.weights[a_log.0 as usize].read = Read::NegExp;
-        self.op(Op::DecayBeta { a, b: (!is_sum).then_some(b), a_log, dt_bias, g_out: g, beta_out: beta });
+        self.op(Op::DecayBeta { a, b: (!is_sum).then_some(b), a_log, dt_bias, bound: None, g_out: g, beta_out: beta });
         let out = self.buf(t, v_row);
         let state = self.state("delta", n_v_head * d_k * d_v);
         let skip = is_sum.then(|| self.weight(&[n_v_head], WeightType::F32));

@@ -596,14 +596,15 @@ impl Lower<'_> {
                 out: view(out),
             }),
             Op::GateBy { x, gate, factor } => OpStep::GateBy { x: view(x), gate: view(gate), factor },
-            Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => OpStep::DecayBeta(DecayBetaStep {
+            Op::DecayBeta { a, b, a_log, dt_bias, bound, g_out, beta_out } => OpStep::DecayBeta(DecayBetaStep {
                 a: view(a),
                 b: b.map(view),
                 a_log: {
-                    let each = self.plan.buf(a).width / self.plan.weight(a_log).n_values();
+                    let each = (self.plan.buf(a).width / self.plan.weight(a_log).n_values()).max(1);
                     self.vector(a_log)?.into_iter().flat_map(|rate| std::iter::repeat_n(rate, each)).collect()
                 },
                 dt_bias: self.vector(dt_bias)?,
+                bound,
                 g_out: view(g_out),
                 beta_out: view(beta_out),
             }),

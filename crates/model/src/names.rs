@@ -288,6 +288,9 @@ impl<'a> Names<'a> {
             || name.contains(".mtp.")
             || name.contains(".mtp_")
             || name.ends_with("rotary_emb.inv_freq")
+            // Scales of keys and values in FP8: of a cache that is kept otherwise.
+            || name.ends_with(".k_scale")
+            || name.ends_with(".v_scale")
             || OTHER_MODALITIES.iter().any(|part| name.contains(part))
     }
 

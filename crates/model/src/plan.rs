@@ -168,7 +168,7 @@ pub struct Slab {
     pub first_row: usize,
 }
 
-/// Transformation of the stored numbers of a vector. Matrices are always [`Read::Plain`].
+/// Transformation of the stored numbers of a vector or of decay rates. Other matrices are always [`Read::Plain`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
     /// `w`.
@@ -177,6 +177,8 @@ pub enum Read {
     OnePlus,
     /// `-exp(w)`: decay rates that are stored as logarithms.
     NegExp,
+    /// `exp(w)`: the same of bounded decays.
+    Exp,
     /// `-w`: means that are taken away.
     Neg,
 }
@@ -188,6 +190,7 @@ impl Read {
             Read::Plain => {}
             Read::OnePlus => values.iter_mut().for_each(|v| *v += 1.0),
             Read::Neg => values.iter_mut().for_each(|v| *v = -*v),
+            Read::Exp => values.iter_mut().for_each(|v| *v = libm::exp(f64::from(*v)) as f32),
             Read::NegExp => values.iter_mut().for_each(|v| *v = -libm::exp(f64::from(*v)) as f32),
         }
     }
@@ -429,7 +432,7 @@ impl Local {
 }
 
 /// From router logits to scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Score {
     /// Softmax over all experts (Qwen3-MoE, Mixtral, DeepSeek-V2).
     Softmax,
@@ -437,6 +440,12 @@ pub enum Score {
     Sigmoid,
     /// The logits themselves; the weights are the softmax over the chosen ones (gpt-oss).
     Raw,
+    /// The logits themselves; the weight of each is its share of a softmax, over those not chosen before it whose logit
+    /// is near its own: `(own - x) / max(|x|, own) <= margin` (SparseMixer, arXiv 2409.12136).
+    Sparse {
+        /// Twice the jitter of the router's training.
+        margin: f32,
+    },
 }
 
 /// Experts in groups of equal size; only the best groups are open.

@@ -35,16 +35,30 @@ pub fn causal_conv(x: &[f32], conv: &Conv, d: usize, state: &mut [f32]) -> Vec<f
     y
 }
 
-/// `exp(a_log · softplus(a + dt_bias))` and `σ(b)`, without `b` that softplus, for rows as long as `dt_bias`.
-pub fn decay_beta(a: &[f32], b: Option<&[f32]>, a_log: &[f32], dt_bias: &[f32]) -> (Vec<f32>, Vec<f32>) {
-    let steps = a.iter().zip(dt_bias.iter().cycle()).map(|(&a, &dt_bias)| {
-        let x = f64::from(a) + f64::from(dt_bias);
-        x.max(0.0) + libm::log1p(libm::exp(-x.abs()))
-    });
-    let decay = |(step, &a_log): (f64, &f32)| libm::exp(f64::from(a_log) * step) as f32;
-    let each = dt_bias.len() / a_log.len();
-    let rates = a_log.iter().flat_map(|a_log| std::iter::repeat_n(a_log, each)).cycle();
-    let g = steps.clone().zip(rates).map(decay).collect();
+/// `exp(a_log · softplus(a + dt_bias))` and `σ(b)`, without `b` that softplus, for rows as long as `dt_bias`; with a
+/// bound `exp(bound · σ(a_log · (a + dt_bias)))`. `a_log` has one number for some of a row, or some for each of them.
+pub fn decay_beta(
+    a: &[f32],
+    b: Option<&[f32]>,
+    a_log: &[f32],
+    dt_bias: &[f32],
+    bound: Option<f32>,
+) -> (Vec<f32>, Vec<f32>) {
+    let sums = a.iter().zip(dt_bias.iter().cycle()).map(|(&a, &dt_bias)| f64::from(a) + f64::from(dt_bias));
+    let steps = sums.clone().map(|x| x.max(0.0) + libm::log1p(libm::exp(-x.abs())));
+    let (each, rates) = ((dt_bias.len() / a_log.len()).max(1), (a_log.len() / dt_bias.len()).max(1));
+    let a_log = a_log.iter().flat_map(|&a_log| std::iter::repeat_n(f64::from(a_log), each)).cycle();
+    let g = match bound {
+        Some(bound) => {
+            sums.zip(a_log).map(|(x, rate)| libm::exp(f64::from(bound) * ops::sigmoid(rate * x)) as f32).collect()
+        }
+        None => steps
+            .clone()
+            .flat_map(|step| std::iter::repeat_n(step, rates))
+            .zip(a_log)
+            .map(|(step, rate)| libm::exp(rate * step) as f32)
+            .collect(),
+    };
     match b {
         Some(b) => (g, b.iter().map(|&b| ops::sigmoid(f64::from(b)) as f32).collect()),
         None => (g, steps.map(|step| step as f32).collect()),
@@ -356,11 +370,19 @@ mod tests {
             (inf, 0.0, -1.0, 0.0),
             (5.0, 0.0, 0.0, 1.0),
         ] {
-            let (found, beta) = decay_beta(&[a], Some(&[0.0]), &[a_log], &[dt_bias]);
+            let (found, beta) = decay_beta(&[a], Some(&[0.0]), &[a_log], &[dt_bias], None);
             assert!((found[0] - g).abs() < 1e-6 && beta == [0.5], "{a} + {dt_bias}, {a_log}: {found:?} {beta:?}");
         }
-        assert_eq!(decay_beta(&[0.0; 2], Some(&[-200.0, inf]), &[0.0; 2], &[0.0; 2]).1[1], 1.0);
-        let step = decay_beta(&[0.5, 30.0], None, &[-1.0; 2], &[-0.5, 1.0]).1;
+        assert_eq!(decay_beta(&[0.0; 2], Some(&[-200.0, inf]), &[0.0; 2], &[0.0; 2], None).1[1], 1.0);
+        // A bound is reached, half reached, and not felt.
+        let bounded = decay_beta(&[200.0, 0.5, -200.0], Some(&[0.0]), &[2.0], &[0.0, -0.5, 0.0], Some(-3.0)).0;
+        let wanted = [-3.0f32, -1.5, 0.0].map(f32::exp);
+        assert!(bounded.iter().zip(wanted).all(|(found, wanted)| (found - wanted).abs() < 1e-6), "{bounded:?}");
+        // Two rates of each of two step sizes, ln 2 and 31.
+        let several = decay_beta(&[0.5, 30.0], None, &[-1.0, -2.0, 0.0, -0.1], &[-0.5, 1.0], None).0;
+        let wanted = [0.5, 0.25, 1.0, (-3.1f32).exp()];
+        assert!(several.iter().zip(wanted).all(|(found, wanted)| (found - wanted).abs() < 1e-6), "{several:?}");
+        let step = decay_beta(&[0.5, 30.0], None, &[-1.0; 2], &[-0.5, 1.0], None).1;
         assert!((step[0] - 2f32.ln()).abs() < 1e-6 && step[1] == 31.0, "{step:?}");
         // Of x = (3, 4) the mean square is 12.5; silu(0) is 0.
         let y = gated_norm(&[3.0, 4.0], &[20.0, 0.0], &[2.0, 5.0], 2, false, 0.0);

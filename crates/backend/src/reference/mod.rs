@@ -609,9 +609,10 @@ impl Interpreter {
                 let each = self.width(x) / self.width(gate);
                 *self.floats_mut(x) = ops::gate_by(self.floats(x), self.floats(gate), factor, each);
             }
-            Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => {
+            Op::DecayBeta { a, b, a_log, dt_bias, bound, g_out, beta_out } => {
                 let (a_log, dt_bias) = (self.vector(a_log), self.vector(dt_bias));
-                let (g, beta) = delta::decay_beta(self.floats(a), b.map(|b| self.floats(b)), &a_log, &dt_bias);
+                let (a, b) = (self.floats(a), b.map(|b| self.floats(b)));
+                let (g, beta) = delta::decay_beta(a, b, &a_log, &dt_bias, bound);
                 *self.floats_mut(g_out) = g;
                 *self.floats_mut(beta_out) = beta;
             }

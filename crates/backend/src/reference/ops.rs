@@ -168,7 +168,7 @@ pub fn route(
     let scores: Vec<f64> = match router.score {
         Score::Softmax => softmax(logits)?,
         Score::Sigmoid => logits.iter().map(|&l| 1.0 / (1.0 + libm::exp(-f64::from(l)))).collect(),
-        Score::Raw => logits.iter().map(|&l| f64::from(l)).collect(),
+        Score::Raw | Score::Sparse { .. } => logits.iter().map(|&l| f64::from(l)).collect(),
     };
     let mut choice = choice(logits, &scores, router, bias);
     if choice.iter().any(|c| c.is_nan()) {
@@ -184,8 +184,10 @@ pub fn route(
     }
     let ids = best(&choice, n_used);
     let mut weights: Vec<f64> = ids.iter().map(|&id| scores[id as usize]).collect();
-    if router.score == Score::Raw {
-        weights = softmax(&weights.iter().map(|&w| w as f32).collect::<Vec<_>>())?;
+    match router.score {
+        Score::Raw => weights = softmax(&weights.iter().map(|&w| w as f32).collect::<Vec<_>>())?,
+        Score::Sparse { margin } => weights = sparse(logits, &ids, margin),
+        Score::Softmax | Score::Sigmoid => {}
     }
     let total = router.renormalise.map_or(1.0, |eps| weights.iter().sum::<f64>() + f64::from(eps));
     let weights: Vec<f32> = weights
@@ -197,6 +199,20 @@ pub fn route(
         })
         .collect();
     weights.iter().all(|w| w.is_finite()).then_some((ids, weights))
+}
+
+/// The share of each chosen expert among those near it that are not chosen before it ([`Score::Sparse`]). What is near
+/// is told in the f32 of the original code.
+fn sparse(logits: &[f32], ids: &[u32], margin: f32) -> Vec<f64> {
+    let share = |(i, &id): (usize, &u32)| {
+        let own = logits[id as usize];
+        // Where both are 0 the quotient is none, and they are near.
+        let is_far = |x: f32| (own - x) / x.abs().max(own) > margin;
+        let left = logits.iter().enumerate().filter(|(other, _)| !ids[..i].contains(&(*other as u32)));
+        let near = left.filter(|&(_, &x)| !is_far(x));
+        1.0 / near.map(|(_, &x)| libm::exp(f64::from(x) - f64::from(own))).sum::<f64>()
+    };
+    ids.iter().enumerate().map(share).collect()
 }
 
 /// Ranking values of the experts: scores plus bias, in the f32 of the original code; without a bias the logits, which

@@ -30,9 +30,12 @@ const FLIPS: &[(&str, &str)] = &[
 ];
 
 /// Models whose scores are so large that keys in half precision cost more than the table has for them: Muse Glimmer
-/// normalizes q and k and multiplies by 3.87, Gemma 4 normalizes them and does not scale. Backends are held to a
-/// reference that rounds its cache as they do.
-const STEEP: &[&str] = &["muse_glimmer", "gemma4_e2b", "gemma4_unified"];
+/// normalizes q and k and multiplies by 3.87, Gemma 4 normalizes them and does not scale. In PhiMoE an expert's weight
+/// jumps where another comes near. Backends are held to a reference that rounds its cache as they do.
+const STEEP: &[&str] = &["muse_glimmer", "gemma4_e2b", "gemma4_unified", "phimoe"];
+
+/// Models that GPUs refuse.
+const OF_HOST: &[&str] = &["bailing_hybrid", "jamba", "phimoe"];
 
 /// Architectures whose fixtures are run.
 const MODELS: &[&str] =
@@ -178,8 +181,12 @@ fn check(folder: &Path) {
             // Activations rounded to bf16, as GPUs have them, are as far off there in their way.
             let tolerance = if STEEP.contains(&&*name) && cut > 0.0 { 2.0 * tolerance } else { tolerance };
             let plan = match backend.lower(model::build(&file.open()).unwrap()) {
-                // GPUs leave sparse attention to the CPU.
-                Err(CompileError::Unsupported { what, .. }) if cut > 0.0 && what.starts_with("choose") => continue,
+                // GPUs leave sparse attention, bounded decays and some routers to the CPU.
+                Err(CompileError::Unsupported { what, .. })
+                    if cut > 0.0 && (what.starts_with("choose") || OF_HOST.contains(&&*name)) =>
+                {
+                    continue;
+                }
                 plan => plan.unwrap(),
             };
             let mut session = session(backend, &plan, file.open(), tokens.len() + 16);

@@ -60,7 +60,7 @@ fn route_row(isa: CheckedIsa, x: &[f32], router: &RouterStep, ids: &mut [u32], w
             sigmoids(isa, x, scores);
             1.0
         }
-        Score::Raw => {
+        Score::Raw | Score::Sparse { .. } => {
             scores.copy_from_slice(x);
             1.0
         }
@@ -87,10 +87,14 @@ fn route_row(isa: CheckedIsa, x: &[f32], router: &RouterStep, ids: &mut [u32], w
     for (w, &id) in weights.iter_mut().zip(&*ids) {
         *w = scores[id as usize] / sum;
     }
-    if router.score == Score::Raw {
-        let mut exps = [0.0; MAX_USED];
-        let sum = softmax_parts(isa, weights, &mut exps[..weights.len()]);
-        weights.iter_mut().zip(exps).for_each(|(w, e)| *w = e / sum);
+    match router.score {
+        Score::Raw => {
+            let mut exps = [0.0; MAX_USED];
+            let sum = softmax_parts(isa, weights, &mut exps[..weights.len()]);
+            weights.iter_mut().zip(exps).for_each(|(w, e)| *w = e / sum);
+        }
+        Score::Sparse { margin } => sparse(isa, x, margin, ids, weights),
+        Score::Softmax | Score::Sigmoid => {}
     }
     let total = router.renormalise.map_or(1.0, |eps| weights.iter().fold(0.0, |sum, w| sum + w) + eps);
     for (w, &id) in weights.iter_mut().zip(&*ids) {
@@ -100,6 +104,24 @@ fn route_row(isa: CheckedIsa, x: &[f32], router: &RouterStep, ids: &mut [u32], w
         }
     }
     weights.iter().all(|w| w.is_finite())
+}
+
+/// The share of each chosen expert among those near it that are not chosen before it ([`Score::Sparse`]).
+fn sparse(isa: CheckedIsa, x: &[f32], margin: f32, ids: &[u32], weights: &mut [f32]) {
+    let (mut left, mut exps) = ([0.0; MAX_EXPERTS], [0.0; MAX_EXPERTS]);
+    let (left, exps) = (&mut left[..x.len()], &mut exps[..x.len()]);
+    left.copy_from_slice(x);
+    for (&id, weight) in ids.iter().zip(weights) {
+        let own = x[id as usize];
+        // Where both are 0 the quotient is none, and they are near.
+        let is_far = |x: f32| (own - x) / x.abs().max(own) > margin;
+        let mut near = [f32::NEG_INFINITY; MAX_EXPERTS];
+        let near = &mut near[..x.len()];
+        near.iter_mut().zip(&*left).filter(|(_, x)| !is_far(**x)).for_each(|(near, &x)| *near = x);
+        let sum = softmax_parts(isa, near, exps);
+        *weight = exps[id as usize] / sum;
+        left[id as usize] = f32::NEG_INFINITY;
+    }
 }
 
 /// Sets the experts of all but the best groups to -inf.

@@ -35,6 +35,14 @@ const OWN: &[(&str, bool, &str)] = &[
         "EACH<tool_call>{{ f.name }}\n{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\n<arg_value>\
          {% if v is string %}{{ v }}{% else %}{{ v | tojson }}{% endif %}</arg_value>\n{% endfor %}</tool_call>NEXT",
     ),
+    // Ling 3.0: no line end after a value.
+    (
+        "glm+think",
+        true,
+        "\n<think>{{ m.reasoning_content }}</think>EACH<tool_call>{{ f.name }}\n{% for k, v in f.arguments.items() %}\
+         <arg_key>{{ k }}</arg_key>\n<arg_value>{% if v is string %}{{ v }}{% else %}{{ v | tojson }}{% endif %}\
+         </arg_value>{% endfor %}\n</tool_call>NEXT",
+    ),
     ("llama", false, "{# <|python_tag|> #}EACH{\"name\": \"{{ f.name }}\", \"parameters\": ARGUMENTS}NEXT"),
     ("mistral-id", true, "EACH[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ c.id }}[ARGS]ARGUMENTSNEXT"),
     ("mistral-args", true, "EACH[TOOL_CALLS]{{ f.name }}[ARGS]ARGUMENTSNEXT"),

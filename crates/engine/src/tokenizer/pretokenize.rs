@@ -112,6 +112,12 @@ const GPT2_NAMES: &[&str] = &[
     "gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "exaone4", "gigachat", "a.x-4.0", "mellum", "modern-bert",
 ];
 
+#[rustfmt::skip]
+const QWEN2_NAMES: &[&str] = &[
+    "qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "grok-2", "solar-open", "bailingmoe", "bailingmoe2",
+    "llada-moe",
+];
+
 /// What each `tokenizer.ggml.pre` means. `ignore_merges`: a word that is a token is taken whole.
 const TABLE: &[Row] = &[
     row(&["default"], &[(r"[\p{P}$+<=>^~|]+", Blanks::Keep), GPT2, DIGITS, (r"[0-9][0-9][0-9]", Blanks::Keep)]),
@@ -128,7 +134,7 @@ const TABLE: &[Row] = &[
     },
     row(&["dbrx", "smaug-bpe", "chatglm-bpe"], &[LLAMA3]),
     Row { names: &["glm4", "glm5"], passes: &[LLAMA3], ignore_merges: true, add_bos: false },
-    row(&["qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez", "grok-2", "solar-open"], &[QWEN2]),
+    row(QWEN2_NAMES, &[QWEN2]),
     row(&["seed-coder"], &[SEED]),
     row(&["qwen35"], &[QWEN35]),
     row(&["laguna"], &[(r"[^\n]+|\n+", Blanks::Keep), QWEN2]),

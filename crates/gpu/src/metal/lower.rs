@@ -446,7 +446,8 @@ impl<'a> Lower<'a> {
             Op::DeltaNet { q, k, v, g, beta, skip, state, heads, out } => {
                 self.delta_net([q, k, v, g, beta], skip, state, heads, out);
             }
-            Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => {
+            // `refuse_of_host` has refused other forms.
+            Op::DecayBeta { a, b, a_log, dt_bias, bound: _, g_out, beta_out } => {
                 let draft = Draft::new(sources::DECAY_BETA, "decay_beta");
                 let draft = b.into_iter().fold(draft, |draft, b| draft.bind(1, self.buf(b)));
                 let draft = draft
@@ -617,6 +618,7 @@ impl<'a> Lower<'a> {
             Score::Softmax => 0,
             Score::Sigmoid => 1,
             Score::Raw => 2,
+            Score::Sparse { .. } => return Err(unsupported("weigh experts by those near them".into())),
         };
         let [n_group, n_group_used, sums] =
             router.groups.map_or([0; 3], |g| [g.n_group, g.n_used, usize::from(g.score == GroupScore::TopTwo)]);

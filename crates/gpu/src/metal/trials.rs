@@ -324,7 +324,7 @@ impl Maker {
         let [g, beta] = [0, 1].map(|_| self.buf(T, n_v_head));
         let (a_log, dt_bias) = (self.weight(&[n_v_head]), self.weight(&[n_v_head]));
         self.plan.weights[a_log.0 as usize].read = Read::NegExp;
-        self.op(Op::DecayBeta { a, b: Some(b), a_log, dt_bias, g_out: g, beta_out: beta });
+        self.op(Op::DecayBeta { a, b: Some(b), a_log, dt_bias, bound: None, g_out: g, beta_out: beta });
         let out = self.buf(T, v_row);
         let state = self.state("delta", n_v_head * d_k * d_v);
         self.op(Op::DeltaNet { q, k, v, g, beta, skip: None, state, heads, out });

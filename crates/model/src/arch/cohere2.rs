@@ -3,12 +3,12 @@
 
 use checkpoint::Checkpoint;
 
-use super::keys::{Dims, Key, Keys, key};
+use super::keys::{Key, Keys, key};
 use super::parts::{self, Attention, Head};
 use super::windows::{Unnamed, windows};
 use crate::Error;
 use crate::plan::build::Builder;
-use crate::plan::{Buf, Gate, Op, Plan, RopePairing, Rows};
+use crate::plan::{Gate, Op, Plan, RopePairing};
 
 const ARCH: &str = "cohere2";
 
@@ -28,7 +28,7 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
     for (layer, window) in windows.into_iter().enumerate() {
         b.layer(Some(layer as u32));
         let rope = plain.rope.map(|rope| rope.filter(|_| window.is_some()));
-        let centered = center(&mut b, &dims, x);
+        let centered = parts::center(&mut b, &dims, x);
         let h = parts::norm(&mut b, &dims, layer, "attn_norm", centered, "h")?;
         let o = parts::attend(&mut b, &dims, Attention { rope, window, ..plain }, layer, h)?;
         b.push(Op::Add { x, y: o });
@@ -36,13 +36,6 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
         b.push(Op::Add { x, y });
     }
     b.layer(None);
-    let centered = center(&mut b, &dims, x);
+    let centered = parts::center(&mut b, &dims, x);
     parts::head_with(b, &dims, head, centered)
-}
-
-/// `x - mean(x)`, the first half of a layer norm.
-fn center(b: &mut Builder, dims: &Dims, x: Buf) -> Buf {
-    let out = b.buf("centered", Rows::Tokens, dims.d_model);
-    b.push(Op::Center { x, out });
-    out
 }

@@ -18,7 +18,7 @@ use super::shared_moe::{Defaults, SharedMoe};
 use crate::Error;
 use crate::names::Alias;
 use crate::plan::build::Builder;
-use crate::plan::{Buf, CacheDecl, Op, Plan, Read, Rope, RopePairing, Rows, Score, Weight};
+use crate::plan::{Buf, CacheDecl, GateFactor, Op, Plan, Read, Rope, RopePairing, Rows, Score, Weight};
 use crate::rope::Scaling;
 
 const ALIASES: &[Alias] = &[
@@ -118,6 +118,23 @@ pub(super) struct Latent {
     scale: f32,
     /// What chooses the positions that a token sees.
     indexer: Option<Indexer>,
+    /// Whether a product of the input, `attn_gate`, becomes a sigmoid factor of each head's sums.
+    gated: bool,
+}
+
+impl Latent {
+    /// Neighbors of a key's part all turn, by the base and the scaling that the file has; heads have gates.
+    pub fn turning(self, keys: Keys, b: &mut Builder) -> Result<Latent, Error> {
+        let scaling = scaling(keys, self.d_pe)?;
+        let rope = Some(b.rope(keys.rope_whole(self.d_pe, RopePairing::Interleaved, scaling)?));
+        Ok(Latent { rope, scale: self.scale(scaling), gated: true, ..self })
+    }
+
+    /// Factor on the scores.
+    fn scale(&self, scaling: Scaling) -> f32 {
+        let stretched = if let Scaling::Yarn(yarn) = scaling { yarn.score_factor() } else { 1.0 };
+        (stretched / ((self.d_nope + self.d_pe) as f64).sqrt()) as f32
+    }
 }
 
 fn build(
@@ -129,7 +146,7 @@ fn build(
 ) -> Result<Plan, Error> {
     let keys = Keys::new(checkpoint, ALIASES);
     let (dims, latent) = unrotated(keys)?;
-    let Latent { d_nope, d_pe, .. } = latent;
+    let d_pe = latent.d_pe;
     let moe = SharedMoe::new(keys, defaults)?;
     let scaling = scaling(keys, d_pe)?;
     let pairing = match keys.opt_bool(INTERLEAVE)? {
@@ -141,8 +158,7 @@ fn build(
         return Err(keys.error(D_Q_LATENT, "is missing, and positions are chosen by queries' latents".into()));
     }
     let growth = keys.growth(dims.d_k)?;
-    let stretched = if let Scaling::Yarn(yarn) = scaling { yarn.score_factor() } else { 1.0 };
-    let scale = (stretched / ((d_nope + d_pe) as f64).sqrt()) as f32;
+    let scale = latent.scale(scaling);
 
     let mut b = Builder::new(keys.names(), arch, dims.n_vocab, dims.d_model, dims.n_ctx_train);
     b.skip_layers_from(dims.n_layer);
@@ -185,7 +201,10 @@ pub(super) fn unrotated(keys: Keys) -> Result<(Dims, Latent), Error> {
     };
     let d_q = Some(keys.count_or_zero(D_Q_LATENT, MAX_WIDTH)?).filter(|&d| d > 0);
     let scale = (1.0 / ((d_nope + d_pe) as f64).sqrt()) as f32;
-    Ok((dims, Latent { d_q, d_latent, d_nope, d_pe, d_v, rope: None, growth: None, scale, indexer: None }))
+    Ok((
+        dims,
+        Latent { d_q, d_latent, d_nope, d_pe, d_v, rope: None, growth: None, scale, indexer: None, gated: false },
+    ))
 }
 
 /// Widths of a head: key without and with rotation, value. GGUF files from before the latent cache have them as those
@@ -280,6 +299,10 @@ pub(super) fn attention(b: &mut Builder, dims: &Dims, latent: &mut Latent, layer
     });
     let a = b.buf("a", t, n_head * d_v);
     b.push(Op::HeadLinear { x: o_latent, w: w_uv, transposed: false, out: a });
+    if latent.gated {
+        let gate = parts::linear(b, layer, "attn_gate", h, [n_head, d_model], "g")?;
+        b.push(Op::GateBy { x: a, gate, factor: GateFactor::Sigmoid });
+    }
     let y = parts::linear(b, layer, "attn_output", a, [d_model, n_head * d_v], "o")?;
     b.push(Op::Add { x, y });
     Ok(())

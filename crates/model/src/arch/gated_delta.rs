@@ -165,7 +165,7 @@ impl Model {
         let a_log = b.vector_read(&name("ssm_a"), n_v_head, self.decay)?;
         let dt_bias = b.vector(&name("ssm_dt.bias"), n_v_head)?;
         let [g, beta] = ["g", "beta"].map(|name| b.buf(name, Rows::Tokens, n_v_head));
-        b.push(Op::DecayBeta { a: decay, b: Some(rate), a_log, dt_bias, g_out: g, beta_out: beta });
+        b.push(Op::DecayBeta { a: decay, b: Some(rate), a_log, dt_bias, bound: None, g_out: g, beta_out: beta });
         let state = b.state(StateDecl { what: "delta", n: v_row * d_k });
         let o = b.buf("o", Rows::Tokens, v_row);
         b.push(Op::DeltaNet { q, k, v, g, beta, skip: None, state, heads: self.heads, out: o });

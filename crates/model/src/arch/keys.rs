@@ -119,6 +119,7 @@ const UNSAID_ROPE: &[(&[&str], f64, f64)] = &[
         "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"],
         1e6, 1.0),
     (&["gpt_oss"], 150_000.0, 1.0),
+    (&["bailing_hybrid"], 6e6, 1.0),
     (&["olmo3"], 500_000.0, 1.0),
     (&["modernbert"], 160_000.0, 1.0),
     (&["nomic_bert"], 1000.0, 1.0),
@@ -376,7 +377,7 @@ impl<'a> Keys<'a> {
     }
 
     /// Returns a finite number. JSON writes whole numbers as integers.
-    fn number(&self, name: &str) -> Result<Option<f64>, Error> {
+    pub fn number(&self, name: &str) -> Result<Option<f64>, Error> {
         if self.is_folder()
             && let Ok(n) = self.meta().opt_i32(name)
         {
@@ -565,6 +566,12 @@ impl<'a> Keys<'a> {
     /// As [`Keys::rope`], with another scaling rule than the file's keys say by themselves.
     pub fn rope_scaled(&self, d_head: usize, pairing: RopePairing, scaling: Scaling) -> Result<RopeDecl, Error> {
         self.table(&RopeKeys { keys: *self, sections: ROPE_SECTIONS }, d_head, pairing, scaling)
+    }
+
+    /// The same of dims that all turn, whatever share of a head the file names.
+    pub fn rope_whole(&self, d: usize, pairing: RopePairing, scaling: Scaling) -> Result<RopeDecl, Error> {
+        let base = RopeKeys { keys: *self, sections: ROPE_SECTIONS }.base(ROPE_BASE)?.unwrap_or(self.unsaid_rope.0);
+        Ok(rope::table(d, base, None, scaling, pairing))
     }
 
     /// Returns what scales queries `d_head` wide by their position, where something does.

@@ -116,7 +116,7 @@ impl Mamba2 {
         let a_log = b.vector_read(&name("ssm_a"), n_head, self.decay)?;
         let dt_bias = b.vector(&name("ssm_dt.bias"), n_head)?;
         let [g, beta] = ["g", "beta"].map(|name| b.buf(name, Rows::Tokens, n_head));
-        b.push(Op::DecayBeta { a: dt, b: None, a_log, dt_bias, g_out: g, beta_out: beta });
+        b.push(Op::DecayBeta { a: dt, b: None, a_log, dt_bias, bound: None, g_out: g, beta_out: beta });
         let skip = Some(b.vector(&name("ssm_d"), n_head)?);
         let (sharing, rule) = (Sharing::Grouped, DeltaRule::Sum);
         let heads =

@@ -5,6 +5,7 @@
 
 mod afmoe;
 mod arcee;
+mod bailing;
 mod bert;
 mod cohere2;
 mod deepseek2;
@@ -20,6 +21,7 @@ mod glm4moe;
 mod gptoss;
 mod granite;
 mod hunyuan;
+mod jamba;
 mod keys;
 mod kimi_linear;
 mod laguna;
@@ -37,6 +39,7 @@ mod nomic_bert;
 mod olmo2;
 mod parts;
 mod phi3;
+mod phimoe;
 mod qwen;
 mod qwen35;
 mod qwen3next;
@@ -122,6 +125,8 @@ pub const ARCHS: &[Arch] = &[
         models: "OLMo 2, OLMo 3" },
     Arch { gguf: &["phi3"], folder: &["phi3"], build: phi3::build,
         models: "Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini" },
+    Arch { gguf: &["phimoe"], folder: &["phimoe"], build: phimoe::build,
+        models: "Phi-3.5-MoE, Phi-mini-MoE" },
     Arch { gguf: &["granite"], folder: &["granite"], build: granite::build_dense,
         models: "Granite 3 and 4, dense" },
     Arch { gguf: &["granitemoe"], folder: &["granitemoe", "granitemoeshared"], build: granite::build_moe,
@@ -132,6 +137,8 @@ pub const ARCHS: &[Arch] = &[
         models: "Nemotron 3 Nano, Super; Nemotron Nano 2, Nemotron-H" },
     Arch { gguf: &["falcon-h1"], folder: &["falcon_h1"], build: falcon_h1::build,
         models: "Falcon-H1 (0.5B to 34B)" },
+    Arch { gguf: &["jamba"], folder: &["jamba"], build: jamba::build,
+        models: "Jamba 1.5, 1.6, 1.7, Reasoning 3B" },
     Arch { gguf: &["glm4"], folder: &["glm4"], build: glm4::build,
         models: "GLM-4-0414, GLM-Z1, dense" },
     Arch { gguf: &["glm4moe"], folder: &["glm4_moe"], build: glm4moe::build,
@@ -173,6 +180,8 @@ pub const ARCHS: &[Arch] = &[
         models: "LFM2-8B-A1B, LFM2.5-8B-A1B, LFM2-24B-A2B" },
     Arch { gguf: &["kimi-linear"], folder: &["kimi_linear"], build: kimi_linear::build,
         models: "Kimi-Linear-48B-A3B" },
+    Arch { gguf: &["bailingmoe3"], folder: &["bailing_hybrid"], build: bailing::build,
+        models: "Ling 3.0 (tiny, Flash)" },
     Arch { gguf: &["bert"], folder: &["bert"], build: bert::build,
         models: "Embeddings: BGE small to large, E5, GTE, all-MiniLM; rerankers: ms-marco-MiniLM" },
     Arch { gguf: &[], folder: &["xlm-roberta", "roberta"], build: bert::build_roberta,

@@ -343,11 +343,13 @@ pub(super) struct Head {
     pub scale: Option<f32>,
     /// `softcap · tanh(logit / softcap)`, after the factor.
     pub softcap: Option<f32>,
+    /// Whether the last norm has a bias.
+    pub bias: bool,
 }
 
 impl Head {
     /// A plain norm, and the logits as they are.
-    pub const PLAIN: Head = Head { norm: Read::Plain, scale: None, softcap: None };
+    pub const PLAIN: Head = Head { norm: Read::Plain, scale: None, softcap: None, bias: false };
 }
 
 /// Logits of the batch's rows; a file without `output.weight` ties them to the table of embeddings.
@@ -361,8 +363,19 @@ pub(super) fn head_with(mut b: Builder, dims: &Dims, head: Head, x: Buf) -> Resu
     let last = select(&mut b, dims, x, "last");
     let norm = b.vector_read("output_norm.weight", dims.d_model, head.norm)?;
     let h = b.rms_norm(last, norm, dims.eps, "final");
+    if head.bias {
+        let w = b.vector("output_norm.bias", dims.d_model)?;
+        b.push(Op::AddBias { x: h, w });
+    }
     let logits = logits(&mut b, dims, head, h)?;
     finish(b, logits)
+}
+
+/// `x - mean(x)`, the first half of a layer norm.
+pub(super) fn center(b: &mut Builder, dims: &Dims, x: Buf) -> Buf {
+    let out = b.buf("centered", Rows::Tokens, dims.d_model);
+    b.push(Op::Center { x, out });
+    out
 }
 
 /// As [`head_with`], followed by the draft head of layer `dims.n_layer`, where the file has one; `layer` writes the

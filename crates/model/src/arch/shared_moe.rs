@@ -21,7 +21,8 @@ const D_FF_SHARED: Key = key(
 );
 const N_GROUP: Key = key("expert_group_count", &["n_group", "num_expert_group"]);
 const N_GROUP_USED: Key = key("expert_group_used_count", &["topk_group"]);
-const SCORE: Key = key("", &["scoring_func", "score_func", "moe_router_activation", "moe_router_activation_func"]);
+const SCORE: Key =
+    key("", &["scoring_func", "score_func", "score_function", "moe_router_activation", "moe_router_activation_func"]);
 const METHOD: Key = key("", &["topk_method"]);
 const SOFTCAP: Key = key("router_logit_softcapping", &["moe_router_logit_softcapping"]);
 
@@ -59,8 +60,20 @@ pub(super) struct Defaults {
     pub n_dense: Option<usize>,
 }
 
+/// What the original code takes where a folder says nothing of the scale of weights, and of groups, all and open.
+#[derive(Clone, Copy)]
+pub(super) struct Unsaid {
+    pub scale: f64,
+    pub groups: [usize; 2],
+}
+
 impl SharedMoe {
     pub fn new(keys: Keys, defaults: Defaults) -> Result<Self, Error> {
+        Self::with(keys, defaults, Unsaid { scale: 1.0, groups: [1, usize::MAX] })
+    }
+
+    pub fn with(keys: Keys, defaults: Defaults, unsaid: Unsaid) -> Result<Self, Error> {
+        let unsaid = if keys.is_folder() { unsaid } else { Unsaid { scale: 1.0, groups: [1, usize::MAX] } };
         let n_expert = keys.some_experts()?;
         let d_ff = keys.d_ff_expert()?;
         let d_ff_shared = match keys.count_or_zero(D_FF_SHARED, MAX_WIDTH)? {
@@ -81,7 +94,7 @@ impl SharedMoe {
             }
         };
         // Absent and 0 both mean 1, as in other readers of these files.
-        let scale = keys.not_negative(EXPERT_SCALE, 1.0)? as f32;
+        let scale = keys.not_negative(EXPERT_SCALE, unsaid.scale)? as f32;
         // GGUF files have the key when it is true.
         let renormalise = keys.opt_bool(EXPERT_NORM)?.unwrap_or(keys.is_folder() && defaults.renormalise);
         let score = score(keys, defaults.score)?;
@@ -99,7 +112,7 @@ impl SharedMoe {
             router: Router {
                 score,
                 bias: None, // a tensor of each layer
-                groups: groups(keys, n_expert, score)?,
+                groups: groups(keys, n_expert, score, unsaid.groups)?,
                 renormalise: renormalise.then_some(SUM_EPS),
                 scale: if scale == 0.0 { 1.0 } else { scale },
                 expert_scale: None,
@@ -130,6 +143,11 @@ impl SharedMoe {
     pub fn renormalised(mut self) -> Self {
         self.router.renormalise = Some(SUM_EPS);
         self
+    }
+
+    /// The same with shared experts of this width together.
+    pub fn shared(self, d_ff_shared: usize) -> Self {
+        Self { d_ff_shared, ..self }
     }
 
     /// The same with another epsilon on the sum that weights are divided by.
@@ -235,8 +253,8 @@ fn score(keys: Keys, default: Score) -> Result<Score, Error> {
 
 /// Softmax scores go with DeepSeek-V2's rule, a group is worth its best; sigmoid scores with V3's, the sum of its two
 /// best.
-fn groups(keys: Keys, n_expert: usize, score: Score) -> Result<Option<Groups>, Error> {
-    let n_group = keys.opt_count(N_GROUP, MAX_EXPERTS)?.unwrap_or(1);
+fn groups(keys: Keys, n_expert: usize, score: Score, unsaid: [usize; 2]) -> Result<Option<Groups>, Error> {
+    let n_group = keys.opt_count(N_GROUP, MAX_EXPERTS)?.unwrap_or(unsaid[0]);
     let greedy = match keys.opt_str(METHOD)? {
         Some("greedy") => true,
         None | Some("group_limited_greedy" | "noaux_tc") => false,
@@ -246,7 +264,7 @@ fn groups(keys: Keys, n_expert: usize, score: Score) -> Result<Option<Groups>, E
             return Err(keys.error(METHOD, what));
         }
     };
-    let n_used = keys.opt_count(N_GROUP_USED, MAX_EXPERTS)?.unwrap_or(n_group);
+    let n_used = keys.opt_count(N_GROUP_USED, MAX_EXPERTS)?.unwrap_or(unsaid[1]);
     if greedy || n_used >= n_group {
         return Ok(None);
     }

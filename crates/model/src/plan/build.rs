@@ -173,6 +173,19 @@ impl<'a> Builder<'a> {
         Ok(self.declare_weight(WeightDecl { name: name.into(), dtype, shape: vec![n], source, read, is_repacked }))
     }
 
+    /// Returns some decay rates of each step size, transformed when read.
+    ///
+    /// # Errors
+    /// As [`Builder::vector`].
+    pub fn rates(&mut self, name: &str, shape: [usize; 2], read: Read) -> Result<Weight, Error> {
+        let Found { dtype, source, is_repacked } = self.names.find(name, &shape)?;
+        if dtype.act() != ActKind::F32 {
+            return Err(self.names.error(name, format!("has type {dtype}, expected f32, f16 or bf16")));
+        }
+        let shape = shape.to_vec();
+        Ok(self.declare_weight(WeightDecl { name: name.into(), dtype, shape, source, read, is_repacked }))
+    }
+
     /// Returns a vector as rows of equal length: what a file keeps in one piece.
     ///
     /// # Errors

@@ -224,15 +224,18 @@ pub enum Op {
         factor: GateFactor,
     },
     /// The gates of a gated delta rule: `g = exp(a_log · softplus(a + dt_bias))`, `beta = σ(b)`. Without `b` they are
-    /// those of Mamba-2, whose rate is the step size that its decay has too: `beta = softplus(a + dt_bias)`. With it a
-    /// head may have several decays (Kimi Linear), `m / n` that follow each other.
+    /// those of Mamba, whose rate is the step size that its decay has too: `beta = softplus(a + dt_bias)`. With it a
+    /// head may have several decays (Kimi Linear), `m / n` that follow each other, and they may be bounded (Ling 3.0):
+    /// `g = exp(bound · σ(a_log · (a + dt_bias)))`. Without it a step size may have several rates (Mamba-1), and `g` is
+    /// as wide as these.
     DecayBeta {
         a: Buf,          // [T, m]
         b: Option<Buf>,  // [T, n]
-        a_log: Weight,   // [n], -exp of what models call A_log
+        a_log: Weight,   // [n] or [n, k], -exp of what models call A_log; exp of it where there is a bound
         dt_bias: Weight, // [m]
-        g_out: Buf,      // [T, m], 0 to 1
-        beta_out: Buf,   // [T, n]
+        bound: Option<f32>,
+        g_out: Buf,    // [T, m] or [T, n · k], 0 to 1
+        beta_out: Buf, // [T, n]
     },
     /// `x = rms_norm(x) ⊙ w ⊙ silu(gate)` of each head's slice, in place; with the gate first
     /// `x = rms_norm(x ⊙ silu(gate)) ⊙ w` (Mamba-2).

@@ -264,11 +264,15 @@ impl Printer<'_> {
                 };
                 update(&self.name(x), format!("⊙= {factor}({})", self.name(gate)))
             }
-            Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => {
+            Op::DecayBeta { a, b, a_log, dt_bias, bound, g_out, beta_out } => {
                 let outs = format!("{}, {}", self.decl(g_out), self.decl(beta_out));
-                let step = format!("softplus({} + {})", self.name(a), self.w(dt_bias));
+                let (a, a_log) = (format!("({} + {})", self.name(a), self.w(dt_bias)), self.w(a_log));
+                let decay = match bound {
+                    Some(bound) => format!("{bound} · σ({a_log} ⊙ {a})"),
+                    None => format!("{a_log} ⊙ softplus{a}"),
+                };
                 let rate = b.map_or("the same softplus".into(), |b| format!("σ({})", self.name(b)));
-                line(&outs, format!("exp({} ⊙ {step}), {rate}", self.w(a_log)))
+                line(&outs, format!("exp({decay}), {rate}"))
             }
             Op::GatedNorm { x, gate, w, gate_first, eps, n_head, d_head } => {
                 let (w, gate) = (self.w(w), self.name(gate));
@@ -307,7 +311,7 @@ impl Printer<'_> {
         let score = match router.score {
             Score::Softmax => format!("softmax({x})"),
             Score::Sigmoid => format!("σ({x})"),
-            Score::Raw => x,
+            Score::Raw | Score::Sparse { .. } => x,
         };
         let mut text = format!("{score} best {n_used} of {n_expert}");
         text += &router.bias.map_or(String::new(), |w| format!(" by + {}", self.w(w)));
@@ -318,7 +322,11 @@ impl Printer<'_> {
             };
             text += &format!(" in {} of {} groups by their {by}", groups.n_used, groups.n_group);
         }
-        text += if router.score == Score::Raw { ", softmax" } else { "" };
+        text += &match router.score {
+            Score::Raw => ", softmax".into(),
+            Score::Sparse { margin } => format!(", softmax of what is within {margin}"),
+            Score::Softmax | Score::Sigmoid => String::new(),
+        };
         text += if router.renormalise.is_some() { ", renormalised" } else { "" };
         text += &times(router.scale);
         text += &router.expert_scale.map_or(String::new(), |w| format!(" · {}", self.w(w)));

@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use super::{
     Access, Buf, DeltaHeads, DraftHead, Elem, Gate, GroupScore, Local, N_AXES, Norm, Op, Plan, RopeDecl, Router, Rows,
-    Weight,
+    Score, Weight,
 };
 use crate::Error;
 
@@ -505,12 +505,22 @@ impl Validator<'_> {
                 let n = width(gate);
                 self.floats(gate, rows, if n > 0 && width(x).is_multiple_of(n) { n } else { width(x) })
             }
-            Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => {
+            Op::DecayBeta { a, b, a_log, dt_bias, bound, g_out, beta_out } => {
                 let (rows, m, n) = (self.free_rows(a)?, width(a), b.map_or(width(a), width));
                 ensure(m.is_multiple_of(n), || format!("{m} decays cannot be those of {n} heads"))?;
-                self.floats(g_out, rows, m)?;
+                let is_bound = |bound: f32| b.is_some() && bound.is_finite() && bound < 0.0;
+                ensure(bound.is_none_or(is_bound), || format!("bounds decays by {bound:?}, expected less than 0"))?;
+                match plan.weight(a_log).shape.as_slice() {
+                    &[steps, k] if b.is_none() && steps == n => {
+                        self.numbers("a_log", a_log, &[n, k])?;
+                        self.floats(g_out, rows, n.saturating_mul(k))?;
+                    }
+                    _ => {
+                        self.vector("a_log", a_log, n)?;
+                        self.floats(g_out, rows, m)?;
+                    }
+                }
                 b.into_iter().chain([beta_out]).try_for_each(|buf| self.floats(buf, rows, n))?;
-                self.vector("a_log", a_log, n)?;
                 self.vector("dt_bias", dt_bias, m)
             }
             Op::GatedNorm { x, gate, w, gate_first: _, eps, n_head, d_head } => {
@@ -545,6 +555,11 @@ impl Validator<'_> {
 
     fn router(&self, router: Router, n_expert: usize, n_used: usize) -> Check {
         finite("scale", router.scale)?;
+        if let Score::Sparse { margin } = router.score {
+            finite("margin", margin)?;
+            let is_plain = router.bias.is_none() && router.groups.is_none() && margin >= 0.0;
+            ensure(is_plain, || format!("{:?} goes with no bias and no groups", router.score))?;
+        }
         router.renormalise.map_or(Ok(()), epsilon)?;
         router.bias.map_or(Ok(()), |w| self.vector("bias", w, n_expert))?;
         router.expert_scale.map_or(Ok(()), |w| self.vector("expert_scale", w, n_expert))?;

@@ -280,6 +280,8 @@ const BROKEN: &[Broken] = &[
     Broken("delta_net", |p, i| heads(p, i).n_k_head = 0, "4 heads of v cannot share 0 of k"),
     Broken("delta_net", |p, i| heads(p, i).d_k = 63, "q.0 has width 128, expected 2 heads of 63"),
     Broken("delta_net", |p, i| heads(p, i).d_v = usize::MAX, "v.0 has width 256, expected 4 heads of 18446744073709551615"),
+    Broken("decay_beta", |p, i| if let Op::DecayBeta { bound, .. } = &mut p.ops[i] { *bound = Some(1.0) },
+        "bounds decays by Some(1.0), expected less than 0"),
     Broken("decay_beta", |p, i| { let x = find(p, "x"); if let Op::DecayBeta { b, .. } = &mut p.ops[i] { *b = Some(x) } }, "4 decays cannot be those of 256 heads"),
     Broken("gated_norm", |p, i| if let Op::GatedNorm { n_head, .. } = &mut p.ops[i] { *n_head = 3 }, "o.0 has width 256, expected 3 heads of 64"),
     Broken("gated_norm", |p, i| if let Op::GatedNorm { eps, .. } = &mut p.ops[i] { *eps = f32::NAN }, "eps is NaN"),

@@ -27,7 +27,7 @@ fn mixtral() -> Header {
 #[rustfmt::skip]
 const CASES: &[Case] = &[
     Case(moe, |h| { h.set("general.architecture", "mamba"); },
-        "failed to build the plan of tiny.gguf: architecture mamba is unsupported; `moebius models --supported`"),
+        "failed to build the plan of tiny.gguf: architecture mamba is unsupported (the nearest is jamba)"),
     Case(moe, |h| { h.set("general.architecture", "Qwen3-MoE2"); },
         "architecture Qwen3-MoE2 is unsupported (the nearest is qwen3moe); `moebius"),
     Case(moe, |h| { h.unset("general.architecture"); }, "failed to read tiny.gguf: key general.architecture: missing"),

@@ -77,7 +77,7 @@ impl<'a> Keys<'a> {
         places.into_iter().find(|place| self.config.get(place).is_some())
     }
 
-    fn rope_number(&self, name: &str) -> Result<Option<f32>> {
+    pub(super) fn rope_number(&self, name: &str) -> Result<Option<f32>> {
         Ok(self.rope(name).map_or(Ok(None), |place| self.config.opt_f32(&place))?)
     }
 
@@ -154,7 +154,8 @@ impl<'a> Keys<'a> {
         let used = ["num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "moe_top_k"];
         self.pass("expert_used_count", &used)?;
         let own_heads =
-            ["deepseek2", "deepseek32", "glm-dsa", "mistral4", "gemma4", "mimo2", "kimi-linear"].contains(&self.arch);
+            ["deepseek2", "deepseek32", "glm-dsa", "mistral4", "gemma4", "mimo2", "kimi-linear", "bailingmoe3"]
+                .contains(&self.arch);
         if by_layer {
             let d_head = self.d_head()?;
             self.add("attention.key_length", d_head);
@@ -187,10 +188,14 @@ impl<'a> Keys<'a> {
             "granite" | "granitemoe" => self.granite()?,
             "olmo2" => self.olmo(n_layer)?,
             "seed_oss" => {}
-            "phi3" => {
+            "phi3" | "phimoe" => {
                 self.rotary(1.0)?;
                 let window = self.count(&["sliding_window"])?.unwrap_or(0);
                 self.add("attention.sliding_window", window);
+                // Files without the key have the usual one.
+                if let Some(jitter) = self.config.opt_f32("router_jitter_noise")?.filter(|&jitter| jitter != 0.01) {
+                    self.add("router_jitter_noise", jitter);
+                }
             }
             "glm4" => self.rotary(0.5)?,
             "qwen3moe" => {
@@ -205,7 +210,9 @@ impl<'a> Keys<'a> {
                 let rotates = self.config.opt_str("position_embedding_type")? == Some("rope");
                 self.add("rope.scaling.finetuned", rotates);
             }
+            "jamba" => self.jamba(plan)?,
             "kimi-linear" => self.kimi_linear(plan, n_layer)?,
+            "bailingmoe3" => self.bailing(plan, n_layer)?,
             "nemotron_h" | "nemotron_h_moe" => self.nemotron(plan, n_layer)?,
             "falcon-h1" => {
                 let is =
@@ -356,7 +363,15 @@ impl<'a> Keys<'a> {
             None => n_ctx,
         };
         let stretch = self.rope_number("factor")?.map_or(f64::from(n_ctx) / f64::from(n_orig.max(1)), f64::from);
-        let factor = self.rope_number("attention_factor")?;
+        let factor = match self.arch {
+            "phimoe" => self.rope_number("short_mscale")?,
+            _ => self.rope_number("attention_factor")?,
+        };
+        ensure!(
+            self.arch != "phimoe" || factor == self.rope_number("long_mscale")?,
+            "failed to convert {}: short_mscale and long_mscale differ, and GGUF's phimoe has one factor",
+            self.config.file()
+        );
         let factor = factor.unwrap_or(model::rope::long_rope_factor(stretch, n_orig as usize) as f32);
         self.add("rope.scaling.original_context_length", n_orig);
         self.add("rope.scaling.attn_factor", factor);

@@ -1,5 +1,5 @@
 //! What GGUF files say of models with recurrent states besides delta nets: short convolutions (LFM2) and Mamba-2
-//! (Granite 4 H, Nemotron-H, Falcon-H1).
+//! (Granite 4 H, Nemotron-H, Falcon-H1), and Mamba-1 (Jamba).
 
 use anyhow::{Context, Result, ensure};
 use checkpoint::{Metadata, Value};
@@ -8,7 +8,7 @@ use model::plan::{DeltaHeads, Op, Plan};
 use super::weights::Scaled;
 
 /// Architectures whose files list the heads of keys by layer, 0 where it has no attention.
-pub const STATES: &[&str] = &["lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe"];
+pub const STATES: &[&str] = &["lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe", "jamba"];
 
 /// Returns whether some layers of a Nemotron-H have experts, of which it has two ways to say it.
 pub fn has_experts(config: &Metadata) -> bool {

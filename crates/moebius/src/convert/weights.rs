@@ -190,7 +190,7 @@ pub fn of_plan(checkpoint: &Checkpoint, plan: &Plan, shape: &Shape) -> Result<Re
                 }
                 out.push((tensor, recipe));
             }
-            ("kimi-linear", "ssm_a" | "ssm_conv1d_q" | "ssm_conv1d_k" | "ssm_conv1d_v") => {
+            ("kimi-linear" | "bailingmoe3", "ssm_a" | "ssm_conv1d_q" | "ssm_conv1d_k" | "ssm_conv1d_v") => {
                 let (mut tensor, recipe) = plain()?;
                 tensor.shape.insert(1, 1);
                 out.push((tensor, recipe));
@@ -226,7 +226,7 @@ pub fn of_plan(checkpoint: &Checkpoint, plan: &Plan, shape: &Shape) -> Result<Re
                     _ => out.push((tensor, recipe)),
                 }
             }
-            ("deepseek2" | "deepseek32" | "glm-dsa" | "mistral4" | "kimi-linear", "attn_kv_b") => {
+            ("deepseek2" | "deepseek32" | "glm-dsa" | "mistral4" | "kimi-linear" | "bailingmoe3", "attn_kv_b") => {
                 let &[n_head, rows, d_latent] = decl.shape.as_slice() else { bail!("{} is no stack", decl.name) };
                 let is_k = decl.name.ends_with("[0/2]");
                 let name = format!("{layer}{}.weight", if is_k { "attn_k_b" } else { "attn_v_b" });

@@ -578,7 +578,7 @@ pub fn decay_beta(seed: u64) -> Vec<Case> {
             let dt_bias = b.vector(n * each);
             b.m.plan.weights[a_log.0 as usize].read = Read::NegExp;
             let [g_out, beta_out] = [n * each, n].map(|n| b.buf(rows, n));
-            b.op(Op::DecayBeta { a, b: has_b.then_some(beta), a_log, dt_bias, g_out, beta_out });
+            b.op(Op::DecayBeta { a, b: has_b.then_some(beta), a_log, dt_bias, bound: None, g_out, beta_out });
             let outs = [("g", g_out), ("beta", beta_out), ("a", a), ("b", beta)];
             cases.push(b.finish(
                 "decay_beta",
@@ -589,7 +589,27 @@ pub fn decay_beta(seed: u64) -> Vec<Case> {
             ));
         }
     }
+    cases.extend(other_decays(seed));
     cases
+}
+
+/// Bounded decays, and several of one step size.
+fn other_decays(seed: u64) -> Vec<Case> {
+    let case = |(i, (n, each)): (usize, (usize, usize))| {
+        let (mut b, rows) = (Build::new(seed), ROWS[i % 2]);
+        let is_bounded = i < 4;
+        let width = if is_bounded { n * each } else { n };
+        let [a, beta] = [width, n].map(|n| b.rows(rows, n, Fill::Uniform(4.0)));
+        let (a_log, dt_bias) = (if is_bounded { b.vector(n) } else { b.numbers(&[n, each]) }, b.vector(width));
+        b.m.plan.weights[a_log.0 as usize].read = if is_bounded { Read::Exp } else { Read::NegExp };
+        let [g_out, beta_out] = [n * each, n].map(|n| b.buf(rows, n));
+        let (rate, bound) = (is_bounded.then_some(beta), is_bounded.then_some(-4.5));
+        b.op(Op::DecayBeta { a, b: rate, a_log, dt_bias, bound, g_out, beta_out });
+        let outs = [("g", g_out), ("beta", beta_out), ("a", a), ("b", beta)];
+        b.finish("decay_beta", format!("n {n} by {each}, bound {bound:?}, {rows:?}"), F32, &outs, mixed)
+    };
+    let shapes = [(1, 1), (3, 12), (7, 16), (33, 5), (1, 16), (9, 3), (5, 17), (2, 64)];
+    shapes.into_iter().enumerate().map(case).collect()
 }
 
 pub fn gated_norm(seed: u64) -> Vec<Case> {
@@ -618,6 +638,8 @@ fn routers(b: &mut Build, n: usize) -> Vec<(&'static str, Router)> {
             "sigmoid, bias",
             Router { score: Score::Sigmoid, bias: bias(), renormalise: Some(1e-20), scale: 2.5, ..plain },
         ),
+        ("sparse", Router { score: Score::Sparse { margin: 0.3 }, ..plain }),
+        ("sparse, scaled", Router { score: Score::Sparse { margin: 1.2 }, scale: 1.5, ..plain }),
         ("raw, bias", Router { score: Score::Raw, bias: bias(), ..plain }),
         ("scales of experts", Router { expert_scale: bias(), ..Router::softmax(true, 1.0) }),
     ];

@@ -464,6 +464,28 @@ fn traps() -> Vec<(&'static str, &'static [&'static str], Sabotage)> {
             &["decay_beta"],
             plan(|p| p.weights.iter_mut().for_each(|w| w.read = Read::Plain)),
         ),
+        (
+            "decay_beta: bounds",
+            &["decay_beta"],
+            plan(|p| {
+                each(p, |op| {
+                    if let Op::DecayBeta { bound: Some(bound), .. } = op {
+                        *bound *= 0.9
+                    }
+                })
+            }),
+        ),
+        (
+            "route: who is near",
+            &["route"],
+            plan(|p| {
+                routers(p, |router| {
+                    if let Score::Sparse { margin } = &mut router.score {
+                        *margin *= 0.5
+                    }
+                })
+            }),
+        ),
         ("route: bias", &["route"], plan(|p| routers(p, |router| router.bias = None))),
         ("route: scales of experts", &["route"], plan(|p| routers(p, |router| router.expert_scale = None))),
         ("route: groups", &["route"], plan(|p| routers(p, |router| router.groups = None))),

@@ -73,7 +73,7 @@ fn joined(
         Op::Scale { x: q_scaled, scale: q_scale },
         Op::HeadNorm { x: k_normed, w: None, eps: k_eps, .. },
         Op::Scale { x: k_scaled, scale: k_scale },
-        Op::DecayBeta { b: Some(_), g_out, beta_out, .. },
+        Op::DecayBeta { b: Some(_), bound: None, g_out, beta_out, .. },
         Op::DeltaNet { q, k, v, g, beta, skip: None, heads, .. },
     ] = plan.ops.get(i..i + 8)?
     else {

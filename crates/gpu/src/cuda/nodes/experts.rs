@@ -28,6 +28,7 @@ impl RouteNode {
             Score::Softmax => 0,
             Score::Sigmoid => 1,
             Score::Raw => 2,
+            Score::Sparse { .. } => unreachable!("`refuse_of_host` refuses it"),
         }
     }
 

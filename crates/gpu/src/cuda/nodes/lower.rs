@@ -328,7 +328,8 @@ impl Lower<'_, '_> {
             }
             Op::ScaleBy { x, w } => Node::ScaleBy { x: self.view(x), w: self.vector(w)? },
             Op::GateBy { x, gate, factor } => Node::GateBy { x: self.view(x), gate: self.view(gate), factor },
-            Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => Node::DecayBeta {
+            // `refuse_of_host` has refused other forms.
+            Op::DecayBeta { a, b, a_log, dt_bias, bound: _, g_out, beta_out } => Node::DecayBeta {
                 a: self.view(a),
                 b: b.map_or(0, |b| self.view(b).ptr),
                 a_log: self.vector(a_log)?,

@@ -266,7 +266,7 @@ pub fn delta_in(plan: &Plan, i: usize) -> Option<(DeltaIn, usize)> {
         Op::Scale { x: q_scaled, scale: q_scale },
         Op::HeadNorm { x: k, w: None, eps: k_eps, n_head: n_k, d_head: d_k },
         Op::Scale { x: k_scaled, scale: k_scale },
-        Op::DecayBeta { a, b: Some(b), a_log, dt_bias, g_out, beta_out },
+        Op::DecayBeta { a, b: Some(b), a_log, dt_bias, bound: None, g_out, beta_out },
     ] = plan.ops.get(at..at + 7)?
     else {
         return None;
