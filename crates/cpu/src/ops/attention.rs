@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::super::isa::CheckedIsa;
 use super::super::kernels::ActsShared;
-use super::super::mem::View;
+use super::super::mem::{View, over_rows};
 use super::super::program::{QueryTile, Run};
 use super::attention_tile::{Queries, Scoring, Seen, Tile, tile_on, unpack, unpack_blocks};
 use super::kv_append::CacheView;
@@ -20,7 +20,7 @@ use super::linear::{N_KINDS, kind_index, quantize};
 use super::softmax_state::{Shared, State, merge};
 use backend::cache_type::{BLOCK, rotate};
 use backend::{Batch, CompileError, KvType, PAGE};
-use quant::act::{ActKind, ActRow, quantise32};
+use quant::act::{ActKind, ActRow};
 use sys::arena::zeroed;
 
 /// Pages of a segment.
@@ -190,7 +190,7 @@ impl Unit<'_> {
     /// scores read them.
     fn gather(&self, scratch: &mut AttentionScratch, acts: &[ActsShared; N_KINDS]) {
         let d = self.cache.d_k;
-        if self.cache.has_key_blocks() && !self.cache.has_rotated_keys() {
+        if self.cache.has_key_blocks() {
             let to = scratch.q16.chunks_exact_mut(d).zip(scratch.scales.chunks_exact_mut(d / BLOCK));
             for (r, (q, scales)) in to.take(self.rows()).enumerate() {
                 let (token, head) = self.token_and_head(r);
@@ -207,13 +207,6 @@ impl Unit<'_> {
             row[..d].copy_from_slice(unsafe { &self.step.q.row(token)[head * d..(head + 1) * d] });
             row[d..].fill(0.0);
             rotate(&mut row[..d], self.cache.rotations[0]);
-            if self.cache.has_key_blocks() {
-                let (q, scales) = (&mut scratch.q16[r * d..][..d], &mut scratch.scales[r * (d / BLOCK)..]);
-                for (b, scale) in scales[..d / BLOCK].chunks_exact_mut(1).enumerate() {
-                    let at = b * BLOCK..(b + 1) * BLOCK;
-                    quantise32(&row[at.clone()], &mut q[at], scale, &mut [0]);
-                }
-            }
         }
     }
 
@@ -251,9 +244,8 @@ impl Unit<'_> {
 
 /// Runs the op.
 pub fn attention(run: &mut Run, step: &AttentionStep, cache: &CacheView) {
-    // Each unit quantizes rotated queries by itself.
-    if cache.has_key_blocks() && !cache.has_rotated_keys() {
-        quantize(run, ActKind::Block32, step.q.by_heads(step.n_head), run.step.pos.len() * step.n_head);
+    if cache.has_key_blocks() {
+        quantize_queries(run, step.q.by_heads(step.n_head), run.step.pos.len() * step.n_head, cache.rotations[0]);
     }
     let units = Units::new(run, step, cache);
     if units.segments.len() <= 1 || units.n > run.split.max_units {
@@ -261,6 +253,27 @@ pub fn attention(run: &mut Run, step: &AttentionStep, cache: &CacheView) {
     } else {
         split_units(run, &units);
     }
+}
+
+/// Quantizes heads of queries, of which `rotation` numbers are rotated together, as the keys are.
+fn quantize_queries(run: &mut Run, q: View, rows: usize, rotation: usize) {
+    if rotation <= 1 {
+        return quantize(run, ActKind::Block32, q, rows);
+    }
+    let acts: &mut ActsShared = &mut run.acts[kind_index(ActKind::Block32)];
+    acts.reshape(ActKind::Block32, rows, q.width);
+    let (acts, kernels, workers) = (&*acts, run.kernels, run.workers);
+    over_rows(run.pool, rows, 8 * q.width, |worker, range| {
+        for r in range {
+            // SAFETY: the worker index is ours; ranges of rows are disjoint; q is not written meanwhile.
+            unsafe {
+                let rotated = &mut workers.get(worker).attention.q[..q.width];
+                rotated.copy_from_slice(q.row(r));
+                rotate(rotated, rotation);
+                kernels.quantise_row(rotated, r, acts);
+            }
+        }
+    });
 }
 
 /// The units of a step.

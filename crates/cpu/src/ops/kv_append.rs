@@ -142,11 +142,6 @@ impl CacheView {
         self.types.k.block().is_some() && !self.latent
     }
 
-    /// Whether scores are products with rotated keys.
-    pub fn has_rotated_keys(&self) -> bool {
-        self.rotations[0] > 1
-    }
-
     /// Numbers of a value row, padded.
     pub fn v_width(&self) -> usize {
         self.d_v.next_multiple_of(16)
