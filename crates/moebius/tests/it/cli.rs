@@ -580,14 +580,17 @@ fn completions_know_the_commands() {
     }
 }
 
-/// The real SmolLM2 when `tools/fetch_smollm2.sh` has fetched it: greedy tokens follow the exact ones up to the first
-/// step whose margin is below 0.05.
+/// The real SmolLM2 when `tools/fetch_smollm2.sh` has fetched it, its weights in F32, so that no activation is rounded:
+/// greedy tokens follow the exact ones up to the first step whose margin is below 0.05.
 #[test]
 fn smollm2_follows_the_exact_greedy_path() {
     let Some(golden) = fixtures::more("../shared/fixtures/golden_smollm2.json") else { return };
     let Some(model) = fixtures::more("target/models/SmolLM2-135M-Instruct.Q4_1.gguf") else { return };
     let golden: serde_json::Value = serde_json::from_slice(&std::fs::read(golden).expect("read")).expect("JSON");
     let folder = tempfile::tempdir().expect("temporary folder");
+    let wide = folder.path().join("f32.gguf");
+    let [from, model] = [&model, &wide].map(|path| path.to_str().expect("path"));
+    stdout(&["quantize", "--allow-requantize", from, model, "F32"], "");
     for prompt in golden["prompts"].as_array().expect("prompts") {
         let numbers = |value: &serde_json::Value| -> Vec<f64> {
             value.as_array().expect("array").iter().map(|v| v.as_f64().expect("number")).collect()
@@ -598,7 +601,7 @@ fn smollm2_follows_the_exact_greedy_path() {
         // One forward pass over prompt and exact continuation tells every greedy choice along the exact path.
         let tokens: Vec<String> = ids.iter().chain(&greedy).map(|id| id.to_string()).collect();
         let out = folder.path().join("logits.safetensors");
-        let args = ["logits", "-m", model.to_str().expect("path"), "--tokens", &tokens.join(","), "-o"];
+        let args = ["logits", "-m", model, "--tokens", &tokens.join(","), "-o"];
         stdout(&[&args[..], &[out.to_str().expect("path")]].concat(), "");
         let bytes = std::fs::read(&out).expect("read");
         let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
