@@ -24,7 +24,7 @@ from .files import DATA, N_TOKENS, save
 from .new import MIN_GAP, MIN_MARGIN, N_SEEDS, choices
 from .witness import N_GREEDY
 
-S, F = "sliding_attention", "full_attention"
+S, F, L = "sliding_attention", "full_attention", "linear_attention"
 TOWER = re.compile(r"vision|visual|vit_large|multi_modal_projector|mm_projector")
 N_VOCAB, D_MODEL, D_FF = 96, 32, 48
 
@@ -208,6 +208,12 @@ MODELS = {
         mlp_multipliers=[0.5, 2.0], projectors_bias=False, rope_scaling=None, rope_theta=100000000000.0,
         ssm_in_multiplier=2.0, ssm_multipliers=[0.25, 0.5, 2.0, 0.125, 0.0625], ssm_out_multiplier=0.5,
         **mamba(1) | dict(mamba_n_heads=6)),
+    "minimax": lambda: base(
+        "minimax", "MiniMaxForCausalLM", 4, 4, 2, 12, intermediate_size=16, num_local_experts=6,
+        num_experts_per_tok=3, layer_types=[L, L, F, L], block_size=16, rope_theta=1000000.0, sliding_window=None,
+        full_attn_alpha_factor=1.75, full_attn_beta_factor=1.0, linear_attn_alpha_factor=1.75,
+        linear_attn_beta_factor=1.0, mlp_alpha_factor=1.75, mlp_beta_factor=1.0, postnorm=True,
+        output_router_logits=False, router_aux_loss_coef=0.001, router_jitter_noise=0.0, attention_dropout=0.0),
     "minimax_m2": lambda: base(
         "minimax_m2", "MiniMaxM2ForCausalLM", 2, 4, 2, 16, intermediate_size=16, num_local_experts=6,
         num_experts_per_tok=3, rope_theta=5000000, rotary_dim=8, qk_norm_type="per_layer", use_qk_norm=True,
@@ -382,7 +388,7 @@ def randomize(model, seed, embedding):
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in [*model.named_parameters(), *model.named_buffers()]:
-            if not p.is_floating_point() or re.search("inv_freq|embed_scale|rotary", name):
+            if not p.is_floating_point() or re.search("inv_freq|embed_scale|rotary|slope_rate|_decay", name):
                 continue
             r = torch.randn(p.shape, generator=random)
             if TOWER.search(name):
@@ -485,6 +491,8 @@ def build(name):
             model.to(torch.bfloat16).save_pretrained(folder)
             write_config(folder, config)
             weights = load_file(f"{folder}/model.safetensors")
+            # transformers saves constants that its loader knows as well.
+            weights = {key: w for key, w in weights.items() if not re.search("slope_rate$|_decay$", key)}
             for old, new in RENAMED.get(name, []):
                 weights = {re.sub(old, new, key): w for key, w in weights.items()}
             if name == "qwen3_vl_moe":  # published transposed

@@ -496,6 +496,7 @@ impl CompileError {
         }
         plan.all_ops().try_for_each(|op| match op {
             Op::Choose { .. } => refuse("choose the positions that attention sees"),
+            Op::Constant { .. } => refuse("fill rows with constant numbers"),
             Op::DecayBeta { bound: Some(_), .. } => refuse("bound the decays of a delta rule"),
             Op::DecayBeta { a, g_out, .. } if plan.buf(*a).width != plan.buf(*g_out).width => {
                 refuse("run a step size of several decays")

@@ -140,8 +140,8 @@ pub fn rows() -> Vec<Row> {
     chosen(rows)
 }
 
-/// Ops of image encoders and of sparse attention, which GPUs refuse.
-const OF_HOST: &[&str] = &["add_bias", "gelu", "clamp", "choose"];
+/// Ops of image encoders, of sparse and of lightning attention, which GPUs refuse.
+const OF_HOST: &[&str] = &["add_bias", "gelu", "clamp", "constant", "choose"];
 
 /// Caches of blocks.
 pub const BLOCKS: [CacheType; 5] = [

@@ -264,6 +264,7 @@ impl Needs {
                 | Op::AddBias { .. }
                 | Op::Gelu { .. }
                 | Op::Clamp { .. }
+                | Op::Constant { .. }
                 | Op::RmsNorm { .. }
                 | Op::Center { .. }
                 | Op::HeadNorm { .. }
@@ -480,6 +481,7 @@ impl Lower<'_> {
             Op::Clamp { x, low, high } => {
                 OpStep::Clamp { x: view(x), low: self.vector(low)?[0], high: self.vector(high)?[0] }
             }
+            Op::Constant { ref values, out } => OpStep::Constant { values: values.clone(), out: view(out) },
             Op::Gelu { x, form } => OpStep::Gelu { x: view(x), form },
             Op::Linear { x, ref parts } => {
                 let part = |part: &model::plan::LinearPart| {

@@ -117,6 +117,7 @@ pub enum OpStep {
     AddBias { x: View, w: Vec<f32> },
     Gelu { x: View, form: Gelu },
     Clamp { x: View, low: f32, high: f32 },
+    Constant { values: Vec<f32>, out: View },
     Linear { x: View, parts: Vec<PartStep> },
     GatedLinear { x: View, gate: Mat, up: Mat, act: Gate, out: View, spare: Option<View> },
     Center { x: View, out: View },
@@ -615,6 +616,7 @@ impl Run<'_> {
             OpStep::Input { x, first, mode } => embed::input(self, x, first, mode),
             OpStep::AddBias { x, ref w } => elementwise::add_bias(self, x, w),
             OpStep::Clamp { x, low, high } => elementwise::clamp(self, x, low, high),
+            OpStep::Constant { ref values, out } => elementwise::constant(self, values, out),
             OpStep::Gelu { x, form } => elementwise::gelu(self, x, form),
             OpStep::Linear { x, ref parts } => linear::linear(self, x, parts),
             OpStep::GatedLinear { x, ref gate, ref up, act, out, spare } => {

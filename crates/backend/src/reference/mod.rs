@@ -452,6 +452,9 @@ impl Interpreter {
                 let [low, high] = [low, high].map(|w| self.vector(w)[0]);
                 self.floats_mut(x).iter_mut().for_each(|v| *v = v.max(low).min(high));
             }
+            Op::Constant { ref values, out } => {
+                self.floats_mut(out).chunks_exact_mut(values.len()).for_each(|row| row.copy_from_slice(values));
+            }
             Op::Gelu { x, form } => self.floats_mut(x).iter_mut().for_each(|v| *v = ops::gelu(*v, form)),
             Op::Linear { x, ref parts } => {
                 for &LinearPart { w, bias, out } in parts {

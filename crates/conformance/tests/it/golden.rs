@@ -35,7 +35,7 @@ const FLIPS: &[(&str, &str)] = &[
 const STEEP: &[&str] = &["muse_glimmer", "gemma4_e2b", "gemma4_unified", "phimoe"];
 
 /// Models that GPUs refuse.
-const OF_HOST: &[&str] = &["bailing_hybrid", "jamba", "phimoe"];
+const OF_HOST: &[&str] = &["bailing_hybrid", "jamba", "minimax", "phimoe"];
 
 /// Architectures whose fixtures are run.
 const MODELS: &[&str] =

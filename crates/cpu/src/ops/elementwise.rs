@@ -1,5 +1,5 @@
-//! `gated_act`, `add`, `add_bias`, `scale`, `clamp`, `softcap`, `gelu`, `gate_by`: one element at a time, so that no
-//! order of sums matters.
+//! `gated_act`, `add`, `add_bias`, `scale`, `clamp`, `constant`, `softcap`, `gelu`, `gate_by`: one element at a time,
+//! so that no order of sums matters.
 
 use model::plan::{Gate, GateFactor, Gelu};
 
@@ -92,6 +92,16 @@ pub fn clamp(run: &mut Run, x: View, low: f32, high: f32) {
         for r in rows {
             // SAFETY: rows are disjoint between chunks.
             unsafe { x.row_mut(r) }.iter_mut().for_each(|v| *v = v.max(low).min(high));
+        }
+    });
+}
+
+/// `out = values` in each row.
+pub fn constant(run: &mut Run, values: &[f32], out: View) {
+    over_rows(run.pool, run.step.rows(out.rows), out.width, |_, rows| {
+        for r in rows {
+            // SAFETY: rows are disjoint between chunks.
+            unsafe { out.row_mut(r) }.copy_from_slice(values);
         }
     });
 }

@@ -395,6 +395,7 @@ impl<'a> Lower<'a> {
                 self.elementwise(draft, 2, self.rows(x), self.width(x), &[]);
             }
             Op::Choose { .. } => return Err(unsupported("choose the positions that attention sees".into())),
+            Op::Constant { .. } => return Err(unsupported("fill rows with constant numbers".into())),
             Op::AllReduce { .. } => return Err(unsupported("compute a part of a plan".into())),
             Op::Input { mode: InputMode::All, .. }
             | Op::EmbedPlace { .. }

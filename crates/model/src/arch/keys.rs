@@ -115,7 +115,7 @@ pub(super) const ROPE_SECTIONS: &[&str] = &["rope_parameters.", "rope_scaling.",
 /// Base and rotated share of a head in the original code of folders, by `model_type`, where they are not 10000 and 1.
 #[rustfmt::skip]
 const UNSAID_ROPE: &[(&[&str], f64, f64)] = &[
-    (&["mixtral", "phimoe", "lfm2", "lfm2_moe", "gemma3", "gemma3_text",
+    (&["mixtral", "minimax", "minimax_text_01", "minimax_m1", "phimoe", "lfm2", "lfm2_moe", "gemma3", "gemma3_text",
         "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"],
         1e6, 1.0),
     (&["gpt_oss"], 150_000.0, 1.0),
@@ -570,6 +570,9 @@ impl<'a> Keys<'a> {
 
     /// The same of dims that all turn, whatever share of a head the file names.
     pub fn rope_whole(&self, d: usize, pairing: RopePairing, scaling: Scaling) -> Result<RopeDecl, Error> {
+        if !d.is_multiple_of(2) {
+            return Err(self.error(ROTARY, format!("would be {d}, expected an even number")));
+        }
         let base = RopeKeys { keys: *self, sections: ROPE_SECTIONS }.base(ROPE_BASE)?.unwrap_or(self.unsaid_rope.0);
         Ok(rope::table(d, base, None, scaling, pairing))
     }

@@ -31,6 +31,7 @@ mod llama4;
 mod mamba2;
 mod mellum;
 mod mimo2;
+mod minimax;
 mod minimax_m2;
 mod modern_bert;
 mod muse_glimmer;
@@ -148,6 +149,8 @@ pub const ARCHS: &[Arch] = &[
     Arch { gguf: &["gemma4"], folder: &["gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"],
         build: gemma4::build,
         models: "Gemma 4 E2B, E4B, 12B, 26B-A4B, 31B, text" },
+    Arch { gguf: &["minimax-01"], folder: &["minimax", "minimax_text_01", "minimax_m1"], build: minimax::build,
+        models: "MiniMax-Text-01, MiniMax-M1" },
     Arch { gguf: &["minimax-m2"], folder: &["minimax_m2"], build: minimax_m2::build,
         models: "MiniMax-M2, M2.1, M2.5, M2.7" },
     Arch { gguf: &["ernie4_5"], folder: &["ernie4_5"], build: ernie4_5::build_dense,

@@ -139,6 +139,7 @@ impl Plan {
                 | Op::GateBy { .. }
                 | Op::Gelu { .. }
                 | Op::Clamp { .. }
+                | Op::Constant { .. }
                 | Op::Softcap { .. }
                 | Op::AllReduce { .. } => {}
             }
@@ -187,6 +188,7 @@ impl Plan {
                 | Op::AddBias { .. }
                 | Op::Gelu { .. }
                 | Op::Clamp { .. }
+                | Op::Constant { .. }
                 | Op::Softcap { .. }
                 | Op::AllReduce { .. } => {}
                 Op::GateBy { .. }
@@ -229,6 +231,7 @@ impl Plan {
                 | Op::AddBias { .. }
                 | Op::Gelu { .. }
                 | Op::Clamp { .. }
+                | Op::Constant { .. }
                 | Op::Linear { .. }
                 | Op::GatedLinear { .. }
                 | Op::RmsNorm { .. }

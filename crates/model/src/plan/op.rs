@@ -112,6 +112,11 @@ pub enum Op {
         low: Weight,  // [1]
         high: Weight, // [1]
     },
+    /// `out[t,:] = values`: decays that no token changes (lightning attention).
+    Constant {
+        values: Vec<f32>, // [d]
+        out: Buf,         // [T, d]
+    },
     /// Writes the step's keys and values into the paged cache.
     KvAppend {
         cache: Cache,
@@ -333,6 +338,7 @@ impl Op {
             Op::AddBias { .. } => "add_bias",
             Op::Gelu { .. } => "gelu",
             Op::Clamp { .. } => "clamp",
+            Op::Constant { .. } => "constant",
             Op::KvAppend { .. } => "kv_append",
             Op::Choose { .. } => "choose",
             Op::Attention { .. } => "attention",
@@ -357,7 +363,7 @@ impl Op {
     pub fn for_each_buf_mut(&mut self, mut f: impl FnMut(&mut Buf, Access)) {
         use Access::{Read, Update, Write};
         match self {
-            Op::Embed { out, .. } | Op::EmbedPlace { out, .. } => f(out, Write),
+            Op::Embed { out, .. } | Op::EmbedPlace { out, .. } | Op::Constant { out, .. } => f(out, Write),
             Op::Input { x, mode, .. } => f(x, if *mode == InputMode::All { Write } else { Update }),
             Op::Linear { x, parts } => {
                 f(x, Read);
@@ -471,6 +477,7 @@ impl Op {
             | Op::AddBias { .. }
             | Op::Gelu { .. }
             | Op::Clamp { .. }
+            | Op::Constant { .. }
             | Op::Linear { .. }
             | Op::GatedLinear { .. }
             | Op::RmsNorm { .. }
@@ -516,6 +523,7 @@ impl Op {
             | Op::AddBias { .. }
             | Op::Gelu { .. }
             | Op::Clamp { .. }
+            | Op::Constant { .. }
             | Op::RmsNorm { .. }
             | Op::Center { .. }
             | Op::HeadNorm { .. }
@@ -565,6 +573,7 @@ impl Op {
             Op::Combine { norm, .. } => norm.iter().map(|norm| norm.w).collect(),
             Op::Input { .. }
             | Op::Gelu { .. }
+            | Op::Constant { .. }
             | Op::Center { .. }
             | Op::Rope { .. }
             | Op::SplitHeads { .. }

@@ -162,6 +162,7 @@ impl Groups {
             | Op::RmsNorm { .. }
             | Op::Center { .. }
             | Op::AddBias { .. }
+            | Op::Constant { .. }
             | Op::Choose { .. }
             | Op::CausalConv { .. }
             | Op::DeltaNet { .. }

@@ -294,6 +294,13 @@ impl Printer<'_> {
             Op::Clamp { x, low, high } => {
                 update(&self.name(x), format!("= {} in {} to {}", self.name(x), self.w(low), self.w(high)))
             }
+            Op::Constant { ref values, out } => {
+                let runs = runs(values).into_iter().map(|(first, last, x)| match last - first {
+                    0 => format!("{x}"),
+                    n => format!("{x} {} times", n + 1),
+                });
+                line(&self.decl(out), runs.collect::<Vec<_>>().join(", "))
+            }
             Op::Gelu { x, form } => {
                 let form = match form {
                     Gelu::Erf => "gelu",

@@ -214,6 +214,7 @@ impl Validator<'_> {
             | Op::AddBias { .. }
             | Op::Gelu { .. }
             | Op::Clamp { .. }
+            | Op::Constant { .. }
             | Op::Linear { .. }
             | Op::GatedLinear { .. }
             | Op::RmsNorm { .. }
@@ -298,6 +299,11 @@ impl Validator<'_> {
                 self.free_rows(x)?;
                 self.vector("low", low, 1)?;
                 self.vector("high", high, 1)
+            }
+            Op::Constant { ref values, out } => {
+                let rows = self.free_rows(out)?;
+                self.floats(out, rows, values.len())?;
+                ensure(values.iter().all(|x| x.is_finite()), || "has a value that is not finite".into())
             }
             Op::Linear { x, ref parts } => {
                 ensure(!parts.is_empty(), || "has no parts".into())?;

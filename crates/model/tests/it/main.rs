@@ -9,6 +9,7 @@ mod fixtures;
 mod gated_delta;
 mod header;
 mod latent;
+mod lightning;
 mod names;
 mod plans;
 mod refusals;
@@ -32,4 +33,16 @@ fn sequence_bytes(plan: &Plan) -> (usize, usize, usize) {
         caches.map(|cache| 2 * cache.numbers()).sum()
     };
     (caches(false), caches(true), plan.states.iter().map(|state| 4 * state.n).sum())
+}
+
+/// A published folder with a changed config.
+fn changed(name: &str, change: impl FnOnce(&mut serde_json::Value)) -> Result<ValidPlan, model::Error> {
+    let folder =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../conformance/tests/data/published").join(name);
+    let read = |name: &str| std::fs::read(folder.join("hf").join(name)).unwrap();
+    let mut config: serde_json::Value = serde_json::from_slice(&read("config.json")).unwrap();
+    change(&mut config);
+    let files =
+        vec![("config.json", config.to_string().into_bytes()), ("model.safetensors", read("model.safetensors"))];
+    model::build(&checkpoint::from_files(name, files).unwrap())
 }

@@ -31,6 +31,7 @@ const PLANS: &[(&str, fn() -> Header)] = &[
 
 /// Names of files, and folders of `conformance/tests/data/published` that they are plans of.
 const PUBLISHED: &[(&str, &str)] = &[
+    ("minimax-01", "minimax"),
     ("minimax-m2", "minimax_m2"),
     ("ernie4_5", "ernie4_5"),
     ("ernie4_5-moe", "ernie4_5_moe"),

@@ -233,6 +233,7 @@ impl<'a> Keys<'a> {
             "glm4moe" => self.glm()?,
             "ernie4_5" | "olmoe" => {}
             "ernie4_5-moe" => self.ernie_moe()?,
+            "minimax-01" => self.lightning(plan, n_layer)?,
             "minimax-m2" => {
                 self.pass("rope.dimension_count", &["rotary_dim"])?;
                 self.pass("expert_feed_forward_length", &["intermediate_size"])?;

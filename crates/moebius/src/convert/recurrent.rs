@@ -136,6 +136,31 @@ impl Keys<'_> {
         Ok(())
     }
 
+    /// As llama.cpp's converter writes it, with the layers of lightning attention, which its reader knows.
+    pub(super) fn lightning(&mut self, plan: Option<&Plan>, n_layer: u32) -> Result<()> {
+        let plan = plan.context("the model has no plan")?;
+        let factor = |part: &str, of: &str| {
+            let published = format!("layernorm_{}_{of}", part.replace("attn", "attention"));
+            let found = self.config.opt_f32(&format!("{part}_{of}_factor"))?.or(self.config.opt_f32(&published)?);
+            Ok::<_, anyhow::Error>(found.unwrap_or(1.0))
+        };
+        let alpha = factor("mlp", "alpha")?;
+        for part in ["full_attn", "linear_attn", "mlp"] {
+            ensure!(
+                factor(part, "alpha")? == alpha && factor(part, "beta")? == 1.0,
+                "failed to convert {}: residual factors differ, and GGUF's {} has one for all",
+                self.config.file(),
+                self.arch
+            );
+        }
+        self.add("residual_scale", alpha);
+        let rotary = plan.ropes.first().map_or(0, |rope| 2 * rope.inv_freq.len() as u32);
+        self.add("rope.dimension_count", rotary);
+        let recurrent = by_layer(plan, n_layer, 1, &["attn_norm_2"]).into_iter().map(|n| n == 1);
+        self.add("attention.recurrent_layers", recurrent.collect::<Vec<bool>>());
+        Ok(())
+    }
+
     pub(super) fn nemotron(&mut self, plan: Option<&Plan>, n_layer: u32) -> Result<()> {
         self.mamba(plan)?;
         self.pass("vocab_size", &["vocab_size"])?;

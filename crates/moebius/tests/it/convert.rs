@@ -67,6 +67,23 @@ fn published_folders_become_files_with_the_same_answers() {
     assert!(n >= 20, "{n} families");
 }
 
+/// Files of MiniMax-Text-01 have one residual factor, folders one of each part.
+#[test]
+fn residual_factors_that_differ_are_not_converted() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let hf = fixtures::root(DATA).join("published/minimax/hf");
+    let config = std::fs::read_to_string(hf.join("config.json")).expect("config");
+    let out = folder.path().join("out.gguf");
+    std::fs::copy(hf.join("model.safetensors"), folder.path().join("model.safetensors")).expect("weights");
+    for (key, value) in [("full_attn_alpha_factor", "1.75"), ("mlp_beta_factor", "1.0")] {
+        let (old, new) = (format!("\"{key}\": {value}"), format!("\"{key}\": 2.5"));
+        assert!(config.contains(&old), "{old}");
+        std::fs::write(folder.path().join("config.json"), config.replace(&old, &new)).expect("config");
+        let why = error(&["convert", as_text(folder.path()), as_text(&out)]);
+        assert!(why.contains("residual factors differ") && !out.exists(), "{key}: {why}");
+    }
+}
+
 /// A file of EmbeddingGemma would be one of Gemma 3, which sees no later tokens.
 #[test]
 fn encoders_of_texts_are_not_converted() {

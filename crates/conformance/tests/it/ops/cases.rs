@@ -342,6 +342,12 @@ pub fn clamp(seed: u64) -> Vec<Case> {
     in_place(seed, "clamp", |b, _, _, x| (Op::Clamp { x, low: b.vector(1), high: b.vector(1) }, String::new()))
 }
 
+pub fn constant(seed: u64) -> Vec<Case> {
+    in_place(seed, "constant", |b, i, _, out| {
+        (Op::Constant { values: (0..WIDTHS[i]).map(|_| b.m.random.float()).collect(), out }, String::new())
+    })
+}
+
 /// Rows for some of the tokens: see `Session::try_rows`.
 pub fn input(seed: u64) -> Vec<Case> {
     let mut cases = Vec::new();

@@ -43,6 +43,7 @@ ops! {
     AddBias add_bias,
     Gelu gelu,
     Clamp clamp,
+    Constant constant,
     Linear linear,
     GatedLinear gated_linear,
     RmsNorm rms_norm,

@@ -531,13 +531,15 @@ fn traps() -> Vec<(&'static str, &'static [&'static str], Sabotage)> {
             }),
         ),
         (
-            "scale, scale_by, softcap, gate_by, add_bias, gelu, clamp, input: nothing is done",
-            &["scale", "scale_by", "softcap", "gate_by", "add_bias", "gelu", "clamp", "input"],
+            "scale, scale_by, softcap, gate_by, add_bias, gelu, clamp, constant, input: nothing is done",
+            &["scale", "scale_by", "softcap", "gate_by", "add_bias", "gelu", "clamp", "constant", "input"],
             plan(|p| {
                 let nothing = |op: &mut Op| match *op {
-                    Op::AddBias { x, .. } | Op::Gelu { x, .. } | Op::Clamp { x, .. } | Op::Input { x, .. } => {
-                        *op = Op::Scale { x, scale: 1.0 }
-                    }
+                    Op::AddBias { x, .. }
+                    | Op::Gelu { x, .. }
+                    | Op::Clamp { x, .. }
+                    | Op::Constant { out: x, .. }
+                    | Op::Input { x, .. } => *op = Op::Scale { x, scale: 1.0 },
                     Op::Scale { x, .. } | Op::ScaleBy { x, .. } | Op::Softcap { x, .. } | Op::GateBy { x, .. } => {
                         *op = Op::Scale { x, scale: 1.0 };
                     }

@@ -341,6 +341,10 @@ impl Lower<'_, '_> {
                 let what = "choose the positions that attention sees".into();
                 return Err(CompileError::Unsupported { backend: "cuda", what });
             }
+            Op::Constant { .. } => {
+                let what = "fill rows with constant numbers".into();
+                return Err(CompileError::Unsupported { backend: "cuda", what });
+            }
             Op::Input { mode: InputMode::All, .. }
             | Op::EmbedPlace { .. }
             | Op::AddBias { .. }
