@@ -242,27 +242,27 @@ impl Kernels {
         assert!(rows.end * k <= x.len(), "rows {rows:?} of {} activations", acts.rows());
         for r in rows {
             // SAFETY: the caller's promise.
-            unsafe { self.quantise_row(&x[r * k..(r + 1) * k], r, acts) };
+            unsafe { self.quantize_row(&x[r * k..(r + 1) * k], r, acts) };
         }
     }
 
-    /// Writes `x` `[k]` into row `r` of `acts`, as [`Kernels::quantise`] does.
+    /// Writes `x` `[k]` into row `r` of `acts`, in the same form.
     ///
     /// # Safety
     /// No other thread reads or writes this row of `acts` meanwhile.
     ///
     /// # Panics
     /// When `k` is not that of `acts`, or it has no such row.
-    pub unsafe fn quantise_row(&self, x: &[f32], r: usize, acts: &ActsShared) {
+    pub unsafe fn quantize_row(&self, x: &[f32], r: usize, acts: &ActsShared) {
         assert!(x.len() == acts.k() && r < acts.rows(), "activations are cut for other rows");
-        let quantise = match acts.kind() {
+        let write = match acts.kind() {
             ActKind::F32 => self.quantise.float,
             ActKind::Block32 => self.quantise.block32,
             ActKind::Byte32 => self.quantise.byte32,
             ActKind::Block256 => self.quantise.block256,
         };
         // SAFETY: the row of `acts` is this thread's by the contract and as long as `x`.
-        unsafe { quantise(x, &acts.row_ptr(r)) };
+        unsafe { write(x, &acts.row_ptr(r)) };
     }
 
     /// `y[col.out][r] = w[r]·acts[col.act]` for every `r` of `rows` and every column.

@@ -270,7 +270,7 @@ fn quantize_queries(run: &mut Run, q: View, rows: usize, rotation: usize) {
                 let rotated = &mut workers.get(worker).attention.q[..q.width];
                 rotated.copy_from_slice(q.row(r));
                 rotate(rotated, rotation);
-                kernels.quantise_row(rotated, r, acts);
+                kernels.quantize_row(rotated, r, acts);
             }
         }
     });

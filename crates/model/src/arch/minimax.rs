@@ -60,7 +60,7 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
     let keys = Keys::new(checkpoint, ALIASES);
     let dims = keys.dims()?;
     if keys.opt_bool(POST_NORM)? == Some(false) {
-        return Err(keys.error(POST_NORM, "is false, expected residuals behind the norms".into()));
+        return Err(keys.error(POST_NORM, "is false, expected residuals after the norms".into()));
     }
     if let Some(n) = keys.opt_count(WINDOW, MAX_CONTEXT)? {
         return Err(keys.error(WINDOW, format!("is {n}, expected none")));

@@ -48,7 +48,7 @@ fn lightning_attention_of_two_configs() {
         let error = changed("minimax", |config| config[key] = value).unwrap_err().to_string();
         assert!(error.contains(what), "{error}");
     };
-    refused("postnorm", false.into(), "key postnorm: is false, expected residuals behind the norms");
+    refused("postnorm", false.into(), "key postnorm: is false, expected residuals after the norms");
     refused("sliding_window", 64.into(), "key sliding_window: is 64, expected none");
     refused("head_dim", 13.into(), "key rotary_dim: would be 13, expected an even number");
 }
