@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use backend::{Backend, Limits, Program};
+use backend::{Backend, Batch, Limits, Program, Tables};
 use checkpoint::Checkpoint;
 use engine::tokenizer::{TokenKind, Tokenizer};
 use model::plan::ValidPlan;
@@ -99,13 +99,18 @@ impl Drafting {
         format!("draft model: {}, {} of memory", self.description, machine::bytes(self.bytes as u64))
     }
 
-    /// Returns its program.
+    /// Returns its program, which has run a step: no answer pays for weights that are read for the first time.
     ///
     /// # Errors
     /// As the backend's.
     pub(super) fn compile(self) -> Result<Box<dyn Program>> {
-        let program = self.backend.compile(&self.plan, self.checkpoint, self.limits);
-        program.with_context(|| format!("failed to draft with {}", self.description))
+        let at = || format!("failed to draft with {}", self.description);
+        let mut program = self.backend.compile(&self.plan, self.checkpoint, self.limits).with_context(at)?;
+        let window_pages = if program.kinds().window.is_some() { &[0][..] } else { &[] };
+        let mut batch = Batch::default();
+        batch.push(&[0], 0, Tables { pages: &[0], window_pages, first_window_block: 0, state: 0 }, [0]);
+        program.submit(&batch).and_then(|()| program.wait().map(|_| ())).with_context(at)?;
+        Ok(program)
     }
 }
 
