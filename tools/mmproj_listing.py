@@ -3,7 +3,8 @@
 crates/moebius/tests/data/mmproj.json: keys, and type, shape and checksum (CRC-32) of every tensor.
 
     pip install torch==2.15.0 transformers==5.24.0 gguf==0.19.0 numpy==2.4.6 sentencepiece
-    pip download --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36 && tar xzf llama_cpp_python-0.3.36.tar.gz
+    pip download --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36
+    tar xzf llama_cpp_python-0.3.36.tar.gz
     tools/mmproj_listing.py llama_cpp_python-0.3.36/vendor/llama.cpp
 """
 import json

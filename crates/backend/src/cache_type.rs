@@ -61,9 +61,9 @@ pub fn encode_block<'a>(t: KvType, x: &[f32; BLOCK], room: &'a mut BlockRoom) ->
     &room[..2 + n]
 }
 
-/// Multiplies every `width` numbers, a power of two, by the Hadamard matrix of that size over √`width`, which is its own
-/// inverse: dot products stay, and what is large in one number is spread over all, so that a block's scale serves them
-/// better (QuaRot, arXiv 2404.00456). A width of 1 changes nothing.
+/// Multiplies every `width` numbers, a power of two, by the Hadamard matrix of that size over √`width`, which is its
+/// own inverse: dot products stay, and what is large in one number is spread over all, so that a block's scale serves
+/// them better (QuaRot, arXiv 2404.00456). A width of 1 changes nothing.
 pub fn rotate(x: &mut [f32], width: usize) {
     if width <= 1 {
         return;

@@ -153,8 +153,8 @@ pub const BLOCKS: [CacheType; 5] = [
 ];
 
 impl Row {
-    /// Whether the row's cache can hold what the plan puts there. Rows of blocks differ from others in caches alone: they
-    /// have nothing to do with plans without one.
+    /// Whether the row's cache can hold what the plan puts there. Rows of blocks differ from others in caches alone:
+    /// they have nothing to do with plans without one.
     pub fn fits(&self, plan: &Plan) -> bool {
         self.blocks.is_none_or(|cache| !plan.caches.is_empty() && cache.misfit(plan).is_none())
     }

@@ -186,8 +186,8 @@ impl Unit<'_> {
         (self.tile.first as usize + r / self.n_head, self.head + r % self.n_head)
     }
 
-    /// Copies the query rows into `scratch`: rotated as the keys are, with zeros up to whole lanes, or quantized, as the
-    /// scores read them.
+    /// Copies the query rows into `scratch` as the scores read them: quantized, or rotated as the keys are, with zeros
+    /// up to whole lanes.
     fn gather(&self, scratch: &mut AttentionScratch, acts: &[ActsShared; N_KINDS]) {
         let d = self.cache.d_k;
         if self.cache.has_key_blocks() {

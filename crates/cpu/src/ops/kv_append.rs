@@ -8,8 +8,8 @@
 //!
 //! Types of blocks have the integers first and then their f16 scales. Keys are `[d_k/2][32][2]`, values
 //! `[16][d_v][2]`: pairs of numbers of a key, and of positions of a value, are what one instruction multiplies and
-//! adds. Scales are `[d/32][32]`. Rows of a latent cache are `[32][d_k]`, its scales `[32][d_k/32]`. Of 4 bits a byte has
-//! two numbers of a block, 16 apart: the same orders with half as many bytes.
+//! adds. Scales are `[d/32][32]`. Rows of a latent cache are `[32][d_k]`, its scales `[32][d_k/32]`. Of 4 bits a byte
+//! has two numbers of a block, 16 apart: the same orders with half as many bytes.
 
 use model::plan::CacheDecl;
 
@@ -334,8 +334,8 @@ fn write_row_lanes<L: Lanes, E: CacheElem>(x: &[f32], out: &mut [E]) {
 mod tests {
     use super::*;
 
-    /// Where block `b` of head `h` is stored at a position, whose integers have `m` bytes: the places of these, and that
-    /// of its scale.
+    /// Where block `b` of head `h` is stored at a position, whose integers have `m` bytes: the places of these, and
+    /// that of its scale.
     type PlacesOf = fn(&CacheView, m: usize, h: usize, b: usize, pos: usize) -> (Vec<usize>, usize);
 
     const KEYS: PlacesOf = |c, m, h, b, pos| {

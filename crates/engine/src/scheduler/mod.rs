@@ -304,7 +304,8 @@ impl Engine {
     /// largest possible one: few or none where they lose time, where prompts are computed, or where many sequences
     /// share steps. At most 8 of a sequence. Where steps are timed exactly, no answer takes 2% longer over any 200
     /// tokens than it does without drafts. Its prompt may: a head computes its own layer of the prompt, and a draft
-    /// model all of it, as long as that takes no more than a hundredth of the time of all steps and what drafts save.
+    /// model all of it. What that took is made up for, by a hundredth of the time of all steps and by what drafts save,
+    /// before a draft model begins the next one.
     pub fn set_adaptive(&mut self, is_on: bool) {
         self.payoff = is_on.then(|| Box::new(Payoff::new()));
         self.candidates.reserve_exact(if is_on { self.options.max_running } else { 0 });

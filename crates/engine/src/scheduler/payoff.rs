@@ -21,8 +21,8 @@ const MAX_ROWS: usize = MAX_COMPANY * MAX_DRAFT;
 const CREDIT: f64 = 3.0;
 /// What a token adds to an account.
 const REGAIN: f64 = 0.0045;
-/// The part of all steps' time that a draft model may take for prompts, along with what drafts save; and the most of
-/// that which is kept for later, in plain steps.
+/// The part of all steps' time that makes up for prompts a draft model has read, along with what drafts save; and the
+/// most of that which is kept for later, in plain steps.
 const FOLLOWED: f64 = 0.01;
 const MAX_SLACK: f64 = 64.0;
 /// Share of [`CREDIT`] from which drafts are tried that are not expected to pay.
@@ -130,7 +130,7 @@ impl Measured {
 pub(super) struct Payoff {
     /// Steps by their number of sequences, less one, and of drafts.
     steps: [[Measured; MAX_ROWS + 1]; MAX_COMPANY],
-    /// A step of the draft head.
+    /// A step of the draft head, or of the draft model.
     head: Measured,
     /// Steps with drafts since the last plain one.
     since_plain: u32,
@@ -162,9 +162,9 @@ impl Payoff {
         self.first
     }
 
-    /// Chooses the drafts of the sequences that share a step, at most `max` in all. `has_head` says that the model's
-    /// head drafts, a step of it for the next draft of every sequence.
-    pub fn choose(&self, candidates: &mut [Candidate], max: usize, has_head: bool) {
+    /// Chooses the drafts of the sequences that share a step, at most `max` in all. `has_ahead` says that the model's
+    /// head or a draft model drafts, a step of it for the next draft of every sequence.
+    pub fn choose(&self, candidates: &mut [Candidate], max: usize, has_ahead: bool) {
         candidates.iter_mut().for_each(|candidate| candidate.n = 0);
         let n = candidates.len();
         let Some(steps) = n.checked_sub(1).and_then(|i| self.steps.get(i)) else { return };
@@ -182,13 +182,13 @@ impl Payoff {
             let Some((i, gain)) = likeliest(candidates) else { break };
             depth = depth.max(candidates[i].n + 1);
             let Some(time) = likely(steps, n_drafts) else { break };
-            if !self.is_covered(steps, n, n_drafts, if has_head { depth } else { 0 }, credit) {
+            if !self.is_covered(steps, n, n_drafts, if has_ahead { depth } else { 0 }, credit) {
                 break;
             }
             candidates[i].n += 1;
             order[n_drafts - 1] = i as u8;
             tokens += gain;
-            let speed = tokens / (time + if has_head { depth as f64 * self.head.seconds } else { 0.0 });
+            let speed = tokens / (time + if has_ahead { depth as f64 * self.head.seconds } else { 0.0 });
             if speed > best.0 {
                 best = (speed, n_drafts);
             }
@@ -196,18 +196,18 @@ impl Payoff {
         let n_chosen = candidates.iter().map(|candidate| candidate.n).sum::<usize>();
         order[best.1..n_chosen].iter().for_each(|&i| candidates[usize::from(i)].n -= 1);
         if best.1 == 0 && credit >= TRIED_FROM * CREDIT {
-            self.try_some(candidates, max, has_head, credit);
+            self.try_some(candidates, max, has_ahead, credit);
         }
     }
 
     /// Drafts that are not expected to pay, of the likeliest sequence: times and odds may have changed. Numbers that
     /// were not measured come first.
-    fn try_some(&self, candidates: &mut [Candidate], max: usize, has_head: bool, credit: f64) {
+    fn try_some(&self, candidates: &mut [Candidate], max: usize, has_ahead: bool, credit: f64) {
         let n = candidates.len();
         let steps = &self.steps[n - 1];
         let Some((i, _)) = likeliest(candidates) else { return };
         let max = candidates[i].max.min(max);
-        let covers = |&k: &usize| self.is_covered(steps, n, k, if has_head { k } else { 0 }, credit);
+        let covers = |&k: &usize| self.is_covered(steps, n, k, if has_ahead { k } else { 0 }, credit);
         let new = (1..=max).find(|&k| steps[k].n < 2).filter(covers);
         let next = (max > 0).then(|| 1 + self.n_drafted % max.max(1)).filter(covers);
         let one = Some(1).filter(|&k| k <= max).filter(covers);

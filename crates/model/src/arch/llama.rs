@@ -13,7 +13,7 @@ use crate::plan::Plan;
 use crate::plan::build::Builder;
 
 /// Mixtral's modules.
-const ALIASES: &[Alias] = &[
+pub(super) const MIXTRAL: &[Alias] = &[
     ("ffn_gate_inp", &["block_sparse_moe.gate"]),
     ("ffn_gate_exps", &["block_sparse_moe.switch_mlp.gate_proj", "block_sparse_moe.experts.*.w1"]),
     ("ffn_up_exps", &["block_sparse_moe.switch_mlp.up_proj", "block_sparse_moe.experts.*.w3"]),
@@ -30,7 +30,7 @@ pub(super) fn build_mistral3(checkpoint: &Checkpoint) -> Result<Plan, Error> {
 }
 
 fn build_as(checkpoint: &Checkpoint, arch: &str) -> Result<Plan, Error> {
-    let keys = Keys::new(checkpoint, ALIASES);
+    let keys = Keys::new(checkpoint, MIXTRAL);
     let dims = keys.dims()?;
     let moe = keys.n_expert()?.map(|n_expert| keys.moe(n_expert, true)).transpose()?;
     if moe.is_some() && checkpoint.tensor("blk.0.ffn_gate.0.weight").is_some() {

@@ -7,11 +7,11 @@
 use checkpoint::Checkpoint;
 
 use super::keys::{Key, Keys, ROPE_LONG, ROPE_SHORT, key};
+use super::llama::MIXTRAL;
 use super::parts::{self, Attention, Head, Stack};
 use super::windows::{Unnamed, windows};
 use crate::Error;
 use crate::error::printable;
-use crate::names::Alias;
 use crate::plan::build::Builder;
 use crate::plan::{Op, Plan, RopePairing, Router, Rows, Score};
 
@@ -23,15 +23,8 @@ const FACTORS: [Key; 2] = [
     key("", &["rope_parameters.long_mscale", "rope_scaling.long_mscale"]),
 ];
 
-const ALIASES: &[Alias] = &[
-    ("ffn_gate_inp", &["block_sparse_moe.gate"]),
-    ("ffn_gate_exps", &["block_sparse_moe.switch_mlp.gate_proj", "block_sparse_moe.experts.*.w1"]),
-    ("ffn_up_exps", &["block_sparse_moe.switch_mlp.up_proj", "block_sparse_moe.experts.*.w3"]),
-    ("ffn_down_exps", &["block_sparse_moe.switch_mlp.down_proj", "block_sparse_moe.experts.*.w2"]),
-];
-
 pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
-    let keys = Keys::new(checkpoint, ALIASES);
+    let keys = Keys::new(checkpoint, MIXTRAL);
     let dims = keys.dims()?;
     let n_expert = keys.some_experts()?;
     let (n_used, d_ff) = (keys.n_used(n_expert)?, keys.d_ff()?);

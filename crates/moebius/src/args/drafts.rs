@@ -40,8 +40,8 @@ pub enum DraftArg {
     /// Nothing
     #[default]
     Off,
-    /// The model's layer if it has one (not with Metal), else the text itself, as many as pay: their number follows from
-    /// measured times and from how often drafts were right
+    /// The model's layer if it has one (not with Metal), else the text itself, as many as pay: their number follows
+    /// from measured times and from how often drafts were right
     Auto,
     /// The text itself: what followed its last tokens the last time. For answers that repeat their prompts
     Ngram,

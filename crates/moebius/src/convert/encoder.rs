@@ -139,7 +139,8 @@ fn keys(checkpoint: &Checkpoint, vision: &Vision, d_model: usize) -> Result<Vec<
             let act = config.opt_str("vision_config.hidden_act")?;
             ensure!(
                 act != Some("gelu"),
-                "failed to convert {}: vision_config.hidden_act is gelu, expected its form by tanh, the one of GGUF files",
+                "failed to convert {}: vision_config.hidden_act is gelu, expected its form by tanh, the one of GGUF \
+                 files",
                 checkpoint.name()
             );
             let n_layer = count("depth")?;

@@ -203,8 +203,8 @@ impl Eyes {
     }
 }
 
-/// Returns the file of an encoder in the folder of a GGUF file, by its name: `mmproj-` and the model's, else the first by
-/// name.
+/// Returns the file of an encoder in the folder of a GGUF file, by its name: `mmproj-` and the model's, else the first
+/// by name.
 fn alongside(checkpoint: &Checkpoint) -> Option<PathBuf> {
     let path = checkpoint.path();
     if !path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf")) {

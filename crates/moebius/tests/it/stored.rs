@@ -67,8 +67,8 @@ fn prompts_survive_a_restart() {
     let ask = |more: &[&str]| {
         let words: Vec<String> = (0..120).map(|i| format!("word {i}")).collect();
         let body = serde_json::json!({
-            "messages": [{"role": "user", "content": words.join(", ")}], "max_tokens": 40, "temperature": 0.8, "seed": 7,
-            "logprobs": true, "ignore_eos": true,
+            "messages": [{"role": "user", "content": words.join(", ")}], "max_tokens": 40, "temperature": 0.8,
+            "seed": 7, "logprobs": true, "ignore_eos": true,
         });
         stored(folder.path(), more, &body)
     };
