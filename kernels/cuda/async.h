@@ -9,6 +9,11 @@ __device__ __forceinline__ void copy_async(void* shared, const void* from) {
                  : "memory");
 }
 
+// The same, to an address in shared memory.
+__device__ __forceinline__ void copy_async(u32 shared, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
+}
+
 // The same, or zeros.
 __device__ __forceinline__ void copy_async_if(void* shared, const void* from, bool is_there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(shared)),

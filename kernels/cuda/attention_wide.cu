@@ -256,7 +256,7 @@ KERNEL __launch_bounds__(WIDE_THREADS, 1) attention_wide(const __grid_constant__
         find_scores(block);
         sum_values(block - 1);
         group_arrive(2 - wg, 256);
-        wgmma_wait_but_last();
+        wgmma_wait_but<1>();
         keep(s);
         leave(block, 0);
         softmax(block);

@@ -8,6 +8,7 @@
 // flight; experts_middle, experts_gated_middle: of up to 64. experts_queue, experts_gated_queue: grid
 // (multiprocessors), block 384 (`wide_queue.h`).
 #include "cuda/batch_of.h"
+#include "cuda/experts_bytes.h"
 #include "cuda/wide_queue.h"
 #include WEIGHT_HEADER
 
@@ -71,7 +72,7 @@ __device__ __forceinline__ void put_packed(const WideExperts& a, const WidePairs
     // Two threads, one apart in g, have the two numbers of a word: one stores the first column's, the other the
     // second's.
     const u32 g = thread % 32 / 4, second = g % 2, r8 = thread % 4 * 2 + second, piece = warp % 8;
-    u32* const out = (u32*)(to.packed + ((u64)(warp / 8) * to.n_groups + tile.start / 8) * 64 + 8 * r8 + (piece ^ r8));
+    uint4* const out = to.packed + (u64)(warp / 8) * to.n_groups * 64;
     const auto act = [&](float gate, float up) {
         gate += bias[0], up += bias[1];
         if (!is_real) return 0.0f;
@@ -84,7 +85,8 @@ __device__ __forceinline__ void put_packed(const WideExperts& a, const WidePairs
         const float other = __shfl_xor_sync(FULL_MASK, second ? v : v2, 4);
         const u32 col = tile.start + 8 * n + r8;
         if (col < tile.begin || col >= tile.end) continue;
-        out[256 * n + g / 2] = second ? bf16_pair(other, v2) : bf16_pair(v, other);
+        u32* const words = (u32*)(out + (u64)(col / 8) * 64 + 8 * (col % 8) + (piece ^ col % 8));
+        words[g / 2] = second ? bf16_pair(other, v2) : bf16_pair(v, other);
     }
 }
 
@@ -154,19 +156,23 @@ __device__ __forceinline__ void experts_wide_of(const WideExperts& a) {
     expert = found[0];
     const u32 start = found[1], end = found[3];
     if (found[2] >= end) return;
-    const u32 first_warp = blockIdx.x * (WIDE_THREADS / 32);
-    wide<Shape>(
-        op.k, 0, Shape::steps(op.k), a.wide.packed, a.wide.n_groups, start / 8, end - start, (u8*)shared,
-        [&](int i) {
-            const Matrix& w = GATED && i ? op.up : op.w;
-            const u32 of_warp = row_of_warp<GATED>(a.hidden, first_warp + threadIdx.x / 32, threadIdx.x);
-            const u64 row = min(of_warp + (GATED ? 0 : i), op.n - 1);
-            return row_of<WEIGHT>(w.q, w.scales, w.biases, (u64)expert * op.n + row, op.k);
-        },
-        [&](u32 thread, const auto& sums) {
-            const WidePairs tile = {found[0], found[1], found[2], found[3]};
-            put_out<GATED>(a, tile, first_warp + thread / 32, thread, sums);
-        });
+    const u32 first_warp = blockIdx.x * (Shape::THREADS / 32);
+    const auto rows = [&](int i) {
+        const Matrix& w = GATED && i ? op.up : op.w;
+        const u32 of_warp = row_of_warp<GATED>(a.hidden, first_warp + threadIdx.x / 32, threadIdx.x);
+        const u64 row = min(of_warp + (GATED ? 0 : i), op.n - 1);
+        return row_of<WEIGHT>(w.q, w.scales, w.biases, (u64)expert * op.n + row, op.k);
+    };
+    const auto finish = [&](u32 thread, const auto& sums) {
+        const WidePairs tile = {found[0], found[1], found[2], found[3]};
+        put_out<GATED>(a, tile, first_warp + thread / 32, thread, sums);
+    };
+    if constexpr (Shape::IS_STAGED) {
+        wide_staged<Shape>(op.k, a.wide.packed, a.wide.n_groups, start / 8, end - start, (u8*)shared, rows, finish);
+    } else {
+        wide<Shape>(op.k, 0, Shape::steps(op.k), a.wide.packed, a.wide.n_groups, start / 8, end - start, (u8*)shared,
+                    rows, finish);
+    }
 }
 
 KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) experts_wide(const __grid_constant__ WideExperts a) {
@@ -176,22 +182,75 @@ KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) experts_gated_wide(const __g
     experts_wide_of<true, Wide<WEIGHT>>(a);
 }
 
-// Three blocks' registers hold units of 32 values, and of 64 those of Q4_K.
-typedef Wide<BatchOf<WEIGHT>::type, 32, 12, true> Narrow;
-typedef Wide<BatchOf<WEIGHT>::type, 64, 8, true> Middle;
-constexpr u32 NARROW_BLOCKS = sizeof(Narrow::W::Raw) <= 48 && !Narrow::SPLIT ? 3 : 2;
+// Tiles of few columns: staged where the type is and shared memory has room, else in registers, of which three blocks
+// hold units of 32 values.
+template <class W>
+struct FewColumns {
+    typedef Wide<W, 32, 12, true> Narrow;
+    typedef Wide<W, 64, 8, true> Middle;
+    static constexpr u32 NARROW_BLOCKS = sizeof(typename W::Raw) <= 48 && !Narrow::SPLIT ? 3 : 2;
+};
+template <>
+struct FewColumns<q6_k> {
+    typedef WideStaged<q6_k, 32, 2, 12> Narrow;
+    typedef Wide<q6_k, 64, 8, true> Middle;
+    static constexpr u32 NARROW_BLOCKS = 2;
+};
+typedef FewColumns<BatchOf<WEIGHT>::type> Few;
 
-KERNEL __launch_bounds__(WIDE_THREADS, NARROW_BLOCKS) experts_narrow(const __grid_constant__ WideExperts a) {
-    experts_wide_of<false, Narrow>(a);
+KERNEL __launch_bounds__(Few::Narrow::THREADS, Few::NARROW_BLOCKS) experts_narrow(const __grid_constant__ WideExperts a) {
+    experts_wide_of<false, Few::Narrow>(a);
 }
-KERNEL __launch_bounds__(WIDE_THREADS, NARROW_BLOCKS) experts_gated_narrow(const __grid_constant__ WideExperts a) {
-    experts_wide_of<true, Narrow>(a);
+KERNEL __launch_bounds__(Few::Narrow::THREADS, Few::NARROW_BLOCKS)
+    experts_gated_narrow(const __grid_constant__ WideExperts a) {
+    experts_wide_of<true, Few::Narrow>(a);
 }
-KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) experts_middle(const __grid_constant__ WideExperts a) {
-    experts_wide_of<false, Middle>(a);
+KERNEL __launch_bounds__(Few::Middle::THREADS, WIDE_BLOCKS) experts_middle(const __grid_constant__ WideExperts a) {
+    experts_wide_of<false, Few::Middle>(a);
 }
-KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) experts_gated_middle(const __grid_constant__ WideExperts a) {
-    experts_wide_of<true, Middle>(a);
+KERNEL __launch_bounds__(Few::Middle::THREADS, WIDE_BLOCKS) experts_gated_middle(const __grid_constant__ WideExperts a) {
+    experts_wide_of<true, Few::Middle>(a);
+}
+
+// Of Q4_K alone.
+KERNEL __launch_bounds__(256) experts_bytes_pack(const __grid_constant__ WideExperts a) {
+    PDL_LAUNCH();
+    PDL_WAIT();
+    bytes_pack(a, blockIdx.x);
+}
+KERNEL __launch_bounds__(BYTES_THREADS, 3) experts_gated_bytes(const __grid_constant__ WideExperts a) {
+    bytes_begin((u8*)shared);
+    PDL_LAUNCH();
+    PDL_WAIT();
+    const Experts& op = a.op;
+    u32 expert = blockIdx.y, skipped = 0;
+    if (expert >= op.n_expert) {
+        const u32 further = expert - op.n_expert;
+        if (further >= a.further[0]) return;
+        const u32 tile = a.further[1 + further];
+        expert = tile >> 16, skipped = tile & 0xffff;
+    }
+    const u32 first = op.first[expert], last = op.first[expert + 1];
+    const u32 n_tiles = (last - first + 8 * BYTES_GROUPS - 1) / (8 * BYTES_GROUPS);
+    if (skipped >= n_tiles) return;
+    const u32 groups = ((last - first + 7) / 8 + n_tiles - 1) / n_tiles, begin = first + 8 * groups * skipped;
+    const WidePairs tile = {expert, begin, begin, min(begin + 8 * groups, last)};
+    if (tile.begin >= tile.end) return;
+    const u32 first_warp = blockIdx.x * (BYTES_THREADS / 32);
+    const u32 of_warp = row_of_warp<true>(a.hidden, first_warp + threadIdx.x / 32, threadIdx.x);
+    const u64 at = ((u64)expert * op.n + min(of_warp, op.n - 1)) * (op.k / 256 * 144);
+    const u8* rows[2] = {op.w.q + at, op.up.q + at};
+    const ByteColumns* columns = (const ByteColumns*)a.wide.packed + bytes_group(op, expert) + groups * skipped;
+    float acc[4 * BYTES_GROUPS];
+#pragma unroll
+    for (int i = 0; i < 4 * BYTES_GROUPS; i++) acc[i] = 0.0f;
+    switch ((tile.end - tile.begin + 7) / 8) {
+        case 1: bytes_tile<1>(op.k, rows, columns, a.wide.n_groups, (u8*)shared, acc); break;
+        case 2: bytes_tile<2>(op.k, rows, columns, a.wide.n_groups, (u8*)shared, acc); break;
+        default: bytes_tile<3>(op.k, rows, columns, a.wide.n_groups, (u8*)shared, acc);
+    }
+    const u32 thread = thread_anew();
+    put_out<true>(a, tile, first_warp + thread / 32, thread, acc);
 }
 
 template <bool GATED>

@@ -28,16 +28,16 @@ struct WideCols {
 template <class Weight, int MOST = WideCols<Weight>::OF, int RING = 6, bool WHOLE = false, bool OVERLAP = false>
 struct Wide {
     typedef Weight W;
-    static constexpr bool SPLIT = Tile<W>::SPLIT, LATE = OVERLAP;
-    static constexpr u32 PANELS = SPLIT ? 2 : 1;
+    static constexpr bool SPLIT = Tile<W>::SPLIT, LATE = OVERLAP, IS_STAGED = false;
+    static constexpr u32 THREADS = WIDE_THREADS, ROWS = WIDE_ROWS, PANELS = SPLIT ? 2 : 1;
     static constexpr int COLS = MOST, EACH = WHOLE || W::RUNS < 2 ? W::RUNS : 2, AHEAD = LATE ? 2 : 1;
     static constexpr u32 CHUNK = COLS * 128 * PANELS, STAGE = CHUNK * EACH;
     static constexpr u32 STAGES = RING / EACH > 2 ? RING / EACH : 2;
     // The ring begins at a multiple of 1024; barriers follow it.
     static constexpr u32 SHARED = STAGES * STAGE + 1024 + 256;
     // Runs of a row, in whole steps of four units: its chunks.
-    static __device__ __forceinline__ u32 chunks(u32 k) { return steps(k) * W::RUNS; }
-    static __device__ __forceinline__ u32 steps(u32 k) { return (k + 4 * W::UNIT - 1) / (4 * W::UNIT); }
+    static __host__ __device__ constexpr u32 chunks(u32 k) { return steps(k) * W::RUNS; }
+    static __host__ __device__ constexpr u32 steps(u32 k) { return (k + 4 * W::UNIT - 1) / (4 * W::UNIT); }
 };
 
 // Rows 8 * group .. + 8 of x as bf16; `rows(i)`: row i or null, which is zeros. Blocks of 256 threads, a warp a chunk,
@@ -100,15 +100,15 @@ __device__ __forceinline__ void wide_operands(const typename W::Raw& raw, bool i
 }
 
 template <int N>
-__device__ __forceinline__ void wide_chunk(float* acc, const u32 (&a)[2][8], u64 b) {
+__device__ __forceinline__ void wide_chunk(float* acc, const u32 (&a)[2][8], u32 b) {
 #pragma unroll
     for (int q = 0; q < 4; q++) wgmma<N>(acc, a[0][2 * q], a[1][2 * q], a[0][2 * q + 1], a[1][2 * q + 1], b + 2 * q);
 }
 
 // The products of a chunk; `b` and `b_rest` are its panels.
 template <class W, int N>
-__device__ __forceinline__ void wide_chunks(float* acc, const u32 (&a)[2][8], const u32 (&rest)[2][8], u64 b,
-                                            u64 b_rest) {
+__device__ __forceinline__ void wide_chunks(float* acc, const u32 (&a)[2][8], const u32 (&rest)[2][8], u32 b,
+                                            u32 b_rest) {
     wgmma_fence();
     wide_chunk<N>(acc, a, b);
     if (Wide<W>::SPLIT) {
@@ -233,7 +233,7 @@ __device__ __forceinline__ void wide(u32 k, u32 first_step, u32 end_step, const 
             }
             if (T::LATE && r % T::EACH == 0) enter(piece);
             const u32 at = ring + piece % T::STAGES * T::STAGE + r % T::EACH * T::CHUNK;
-            const u64 b = wgmma_matrix(at), b_rest = wgmma_matrix(at + T::CHUNK / T::PANELS);
+            const u32 b = wgmma_rows(at), b_rest = wgmma_rows(at + T::CHUNK / T::PANELS);
             switch (n_wide) {
 #define WIDTH(N)                                                                          \
     case N / 16:                                                                          \

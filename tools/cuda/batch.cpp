@@ -72,7 +72,8 @@ static void test_linear(const char* name, LinearKernel kernel, u32 rows, u32 k, 
 static void test_gated(u32 rows, u32 k, u32 n) {
     Array<float> x = normals((size_t)rows * k);
     const Weights gate(n, k), up(n, k);
-    for (float& v : x) v *= gate.inverse(k);
+    const float scale = gate.inverse(k);
+    for (float& v : x) v *= scale;
     const Array<u16> in = packed(x, rows, k, {});
     Array<float> out((size_t)rows * n, NAN);
     const BatchGatedLinear a = {{nullptr, gate.matrix, up.matrix, out.data(), rows, k, n, ACT_SILU, 0, 0, {}},
@@ -93,7 +94,8 @@ static void test_experts(const char* name, ExpertsKernel first_kernel, ExpertsKe
     Array<float> x = normals((size_t)rows * d);
     const Weights gate((u64)n_expert * d_ff, d), up((u64)n_expert * d_ff, d), down((u64)n_expert * d, d_ff);
     const Weights sgate(d_ff, d), sup(d_ff, d), sdown(d, d_ff);
-    for (float& v : x) v *= gate.inverse(d);
+    const float scale = gate.inverse(d);
+    for (float& v : x) v *= scale;
     const Array<float> bias = normals((size_t)n_expert * d_ff), up_bias = normals((size_t)n_expert * d_ff);
     const Array<float> down_bias = normals((size_t)n_expert * d);
     Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u), places(pairs);
@@ -165,7 +167,7 @@ static void test_experts(const char* name, ExpertsKernel first_kernel, ExpertsKe
     Array<float> again = before, normed((size_t)rows * d), norm = normals(d);
     for (u32 pair = 0; pair < pairs; pair++) {
         at[pair] = pairs - 1 - pair;
-        for (u32 i = 0; i < d; i++) rounded[(size_t)at[pair] * d + i] = (u16)bf16_pair(out[(size_t)pair * d + i], 0.0f);
+        for (u32 i = 0; i < d; i++) rounded[(size_t)at[pair] * d + i] = (u16)bf16_bits(out[(size_t)pair * d + i]);
     }
     c.x = again.data(), c.y = (const float*)rounded.data(), c.places = at.data();
     c.norm_w = norm.data(), c.norm_out = normed.data(), c.eps = 1e-5f;

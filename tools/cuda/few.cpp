@@ -223,7 +223,8 @@ static void test_experts(u32 rows, u32 n_used, u32 d, u32 d_ff, bool has_shared,
     p.kind = NORMED, p.w = gain.data(), p.eps = 1e-2f;
     const Weights gate((u64)n_expert * d_ff, d), up((u64)n_expert * d_ff, d), down((u64)n_expert * d, d_ff);
     const Weights sgate(ds, d), sup(ds, d), sdown(d, ds);
-    for (float& v : gain) v *= gate.inverse(d);
+    const float scale = gate.inverse(d);
+    for (float& v : gain) v *= scale;
     const Array<float> in = after(p, x, rows, d);
     Array<u32> ids;
     for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * n_expert));
@@ -285,10 +286,12 @@ static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32
     const Weights gate((u64)n_expert * d_ff, d), up((u64)n_expert * d_ff, d), down((u64)n_expert * d, d_ff);
     const u32 ds = dense ? dense : d_ff;
     const Weights sgate(ds, d), sup(ds, d), sdown(d, ds);
-    for (float& v : gain) v *= gate.inverse(d);
+    const float scale = gate.inverse(d);
+    for (float& v : gain) v *= scale;
     const Array<float> in = after(p, x, 1, d);
     Array<float> own_gain = normals(d);
-    for (float& v : own_gain) v *= gate.inverse(d);
+    const float scale = gate.inverse(d);
+    for (float& v : own_gain) v *= scale;
     Prologue own = p;
     if (dense) own.w = own_gain.data();
     const Array<float> own_in = after(own, x, 1, d);
@@ -409,7 +412,8 @@ static void test_few_pairs(u32 rows, u32 n_used, u32 d, u32 d_ff, bool has_share
     p.kind = NORMED, p.w = gain.data(), p.eps = 1e-2f;
     const Weights gate((u64)n_expert * d_ff, d), up((u64)n_expert * d_ff, d), down((u64)n_expert * d, d_ff);
     const Weights sgate(d_ff, d), sup(d_ff, d), sdown(d, d_ff);
-    for (float& v : gain) v *= gate.inverse(d);
+    const float scale = gate.inverse(d);
+    for (float& v : gain) v *= scale;
     const Array<float> in = after(p, x, rows, d), bias = normals((size_t)n_expert * d);
     Array<u32> ids;
     for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * n_expert));
@@ -507,7 +511,8 @@ static void test_few_experts_rows(u32 rows, u32 d, u32 d_ff, bool has_shared, u3
     for (u32 i = 0; i < rows * N_EXPERT; i++) logits[i] -= i % N_EXPERT > n_expert ? 20 : 0;
     const Weights gate((u64)n_expert * d_ff, d), up((u64)n_expert * d_ff, d), down((u64)n_expert * d, d_ff);
     const Weights sgate(d_ff, d), sup(d_ff, d), sdown(d, d_ff);
-    for (float& v : gain) v *= gate.inverse(d);
+    const float scale = gate.inverse(d);
+    for (float& v : gain) v *= scale;
     Prologue p = {};
     p.kind = NORMED, p.w = gain.data(), p.eps = 1e-2f;
     const Array<float> in = after(p, x, rows, d);

@@ -91,7 +91,8 @@ static double act(u32 kind, double g, double u) {
 static void test_gated(const char* name, GatedKernel kernel, u32 rows, u32 k, u32 n, u32 kind, dim3 grid, bool tiled) {
     Array<float> x = normals((size_t)rows * k);
     const Weights gate(n, k), up(n, k);
-    for (float& v : x) v *= gate.inverse(k);
+    const float scale = gate.inverse(k);
+    for (float& v : x) v *= scale;
     Array<float> out((size_t)rows * n, NAN);
     const GatedLinear a = {x.data(), gate.matrix, up.matrix, out.data(), rows, k, n, kind, 1.702f, 7.0f, {}};
     launch(grid, strstr(name, "vec") ? VEC_THREADS : 256, SHARED, kernel, a);
@@ -108,7 +109,8 @@ static void test_experts(const char* name, ExpertsKernel kernel, u32 rows, u32 n
     const u32 pairs = rows * n_used;
     Array<float> x = normals((size_t)(per_pair ? pairs : rows) * k);
     const Weights w((u64)n_expert * n, k), up((u64)n_expert * n, k);
-    for (float& v : x) v *= w.inverse(k);
+    const float scale = w.inverse(k);
+    for (float& v : x) v *= scale;
     const Array<float> bias = normals((size_t)n_expert * n), up_bias = normals((size_t)n_expert * n);
     Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u), places(pairs);
     for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * uniform() * n_expert));
@@ -208,7 +210,8 @@ static void test_linear_wide(const char* name, u32 rows, u32 k, std::vector<u64>
 static void test_gated_wide(const char* name, u32 rows, u32 k, u32 n, u32 kind, u32 width) {
     Array<float> x = normals((size_t)rows * k);
     const Weights gate(n, k), up(n, k);
-    for (float& v : x) v *= gate.inverse(k);
+    const float scale = gate.inverse(k);
+    for (float& v : x) v *= scale;
     Array<float> out((size_t)rows * n, NAN);
     Array<uint4> packed = packed_rows(rows, k);
     const WideGatedLinear a = {{x.data(), gate.matrix, up.matrix, out.data(), rows, k, n, kind, 1.702f, 7.0f},
@@ -223,12 +226,18 @@ static void test_gated_wide(const char* name, u32 rows, u32 k, u32 n, u32 kind, 
     check(name, out, want, 3 * TILE_LIMIT);
 }
 
+const bool IS_Q4_K = !strcmp(WEIGHT_HEADER, "quant/q4_k.h");
+
+// How experts of many rows are multiplied: tiles, tiles by blocks that stay, and tiles of few columns.
+enum WideForm { TILES, QUEUE, NARROW, MIDDLE, BYTES };
+
 static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expert, u32 n, u32 k, bool is_gated,
-                              u32 width, bool is_queue = false) {
+                              u32 width, WideForm form = TILES) {
     const u32 pairs = rows * n_used;
     Array<float> x = normals((size_t)(is_gated ? rows : pairs) * k);
     const Weights w((u64)n_expert * n, k), up((u64)n_expert * n, k);
-    for (float& v : x) v *= w.inverse(k);
+    const float scale = w.inverse(k);
+    for (float& v : x) v *= scale;
     const Array<float> bias = normals((size_t)n_expert * n), up_bias = normals((size_t)n_expert * n);
     Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u), places(pairs), further(pairs + n_expert);
     for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * uniform() * n_expert));
@@ -236,24 +245,41 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
     Array<float> out((size_t)pairs * n, 0.25f);
     Array<uint4> packed = packed_rows(pairs, k);
     const u32 n_groups = (pairs + 7) / 8;
+    Array<ByteColumns> bytes(form == BYTES ? (n_groups + n_expert + 1) * (k / 256) : 0);
     launch({n_expert + 1, 1, 1}, 256, SHARED, expert_lists,
            ExpertLists{ids.data(), first.data(), listed.data(), places.data(), {further.data()}, {width}, pairs,
                        n_expert});
     const WideExperts a = {{x.data(), ids.data(), w.matrix, is_gated ? up.matrix : Matrix{}, bias.data(),
                             is_gated ? up_bias.data() : nullptr, out.data(), first.data(), listed.data(), rows, n_used,
                             n_expert, n, k, !is_gated, ACT_SWIGLU, 1.702f, 7.0f, 0},
-                           {packed.data(), n_groups, width},
+                           form == BYTES ? Packed{(uint4*)bytes.data(), n_groups + n_expert + 1, width}
+                                         : Packed{packed.data(), n_groups, width},
                            {},
                            further.data()};
-    const u32 experts = n_expert < pairs ? n_expert : pairs, per_block = is_gated ? 64 : 128;
-    launch({n_groups, 1, 1}, 256, 0, experts_pack, a);
+    const u32 experts = n_expert < pairs ? n_expert : pairs;
+    const u32 n_tiles = (pairs + 7 * experts) / width + experts;
+    const auto blocks = [&](u32 n_rows, u32 of_block) { return (n_rows * (is_gated ? 2 : 1) + of_block - 1) / of_block; };
+    if (form == BYTES) {
+        launch({pairs, 1, 1}, 256, 0, experts_bytes_pack, a);
+    } else {
+        launch({n_groups, 1, 1}, 256, 0, form == NARROW || form == MIDDLE ? experts_narrow_pack : experts_pack, a);
+    }
     const auto run = [&](const WideExperts& b, u32 n_rows) {
-        if (is_queue) {
+        if (form == BYTES) {
+            launch({(n_rows + BYTES_ROWS - 1) / BYTES_ROWS, n_tiles, 1}, BYTES_THREADS, BYTES_SHARED,
+                   experts_gated_bytes, b);
+        } else if (form == NARROW) {
+            launch({blocks(n_rows, Few::Narrow::ROWS), n_tiles, 1}, Few::Narrow::THREADS, Few::Narrow::SHARED,
+                   is_gated ? experts_gated_narrow : experts_narrow, b);
+        } else if (form == MIDDLE) {
+            launch({blocks(n_rows, Few::Middle::ROWS), n_tiles, 1}, Few::Middle::THREADS, Few::Middle::SHARED,
+                   is_gated ? experts_gated_middle : experts_middle, b);
+        } else if (form == QUEUE) {
             launch({3, 1, 1}, QUEUE_THREADS, WideQueue<WEIGHT>::SHARED + 4 * (n_expert + 1),
                    is_gated ? experts_gated_queue : experts_queue, b);
         } else {
-            launch({(n_rows + per_block - 1) / per_block, (pairs + 7 * experts) / width + experts, 1}, 256, WIDE_SHARED,
-                   is_gated ? experts_gated_wide : experts_wide, b);
+            launch({blocks(n_rows, WIDE_ROWS), n_tiles, 1}, WIDE_THREADS, WIDE_SHARED, is_gated ? experts_gated_wide : experts_wide,
+                   b);
         }
     };
     run(a, n);
@@ -282,7 +308,7 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
             if (ids[pair] >= n_expert) continue;
             for (u32 i = 0; i < n; i += 2) {
                 const float* sums = &out[(size_t)pair * n + i];
-                failures += rounded[((size_t)places[pair] * n + i) / 2] != bf16_pair(sums[0], sums[1]);
+                failures += rounded[((size_t)places[pair] * n + i) / 2] != (bf16_bits(sums[0]) | bf16_bits(sums[1]) << 16);
             }
         }
         for (size_t i = (size_t)first[n_expert] * n / 2; i < rounded.size(); i++) failures += rounded[i] != 0x3e803e80u;
@@ -296,7 +322,7 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
             const u32 whole = (n + 64 * orders[i][0] - 1) / (64 * orders[i][0]) * 64 * orders[i][0];
             b.hidden = {hidden.data(), n_groups, orders[i][0], orders[i][1], whole};
             run(b, whole);
-            c.op.x = out.data(), c.op.k = n, c.op.x_per_pair = 1, c.wide.packed = expected.data();
+            c.op.x = out.data(), c.op.k = n, c.op.x_per_pair = 1, c.wide = {expected.data(), n_groups, width};
             launch({n_groups, 1, 1}, 256, 0, i ? experts_narrow_pack : experts_pack, c);
             failures += memcmp(hidden.data(), expected.data(), hidden.size() * sizeof(uint4)) != 0;
         }
@@ -328,10 +354,17 @@ static void test_wide(u32 k1, u32 k3, u32 long_k) {
     test_experts_wide("experts wide, even", 9, 2, 3, 16, k1, false, 48);
     test_experts_wide("experts gated wide", 40, 2, 35, 65, k1, true, 32);
     test_experts_wide("experts gated wide, packed", 19, 2, 5, WEIGHT::BLOCK > 1 ? k3 : 96, k1, true, 32);
-    test_experts_wide("experts queue", 30, 3, 7, 131, k3, false, 32, true);
-    test_experts_wide("experts queue, listed", 30, 3, 7, 130, k1, false, 32, true);
-    test_experts_wide("experts gated queue", 40, 2, 35, 65, k1, true, 48, true);
-    test_experts_wide("experts gated queue, packed", 40, 2, 35, WEIGHT::BLOCK > 1 ? k1 : 160, k1, true, 48, true);
+    test_experts_wide("experts queue", 30, 3, 7, 131, k3, false, 32, QUEUE);
+    test_experts_wide("experts queue, listed", 30, 3, 7, 130, k1, false, 32, QUEUE);
+    test_experts_wide("experts gated queue", 40, 2, 35, 65, k1, true, 48, QUEUE);
+    test_experts_wide("experts gated queue, packed", 40, 2, 35, WEIGHT::BLOCK > 1 ? k1 : 160, k1, true, 48, QUEUE);
+    test_experts_wide("experts narrow", 30, 3, 7, 131, k3, false, 32, NARROW);
+    test_experts_wide("experts narrow, listed", 90, 3, 7, 130, long_k, false, 32, NARROW);
+    test_experts_wide("experts gated narrow, packed", 40, 2, 35, WEIGHT::BLOCK > 1 ? k3 : 96, k1, true, 32, NARROW);
+    test_experts_wide("experts middle", 90, 3, 7, 130, k3, false, 64, MIDDLE);
+    test_experts_wide("experts gated middle, packed", 80, 2, 5, WEIGHT::BLOCK > 1 ? k3 : 96, long_k, true, 64, MIDDLE);
+    if (IS_Q4_K) test_experts_wide("experts gated bytes", 70, 2, 5, 131, k3, true, 24, BYTES);
+    if (IS_Q4_K) test_experts_wide("experts gated bytes, packed", 40, 2, 11, k1, long_k, true, 24, BYTES);
 }
 
 #ifdef __CUDACC__

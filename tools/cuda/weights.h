@@ -2,7 +2,7 @@
 #pragma once
 
 // Shared memory of every launch, the widest tile's.
-const u32 SHARED = 49152;
+const u32 SHARED = 65536;
 
 static u64 seed = 1;
 static double uniform() {
@@ -10,6 +10,13 @@ static double uniform() {
     return (double)(seed >> 11) / 9007199254740992.0;
 }
 static float normal() { return (float)(sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform())); }
+
+// A finite number rounded to bf16.
+static u32 bf16_bits(float x) {
+    u32 bits;
+    memcpy(&bits, &x, 4);
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
 
 static const bool IS_FLOAT8 = WEIGHT::IS_FLOAT && WEIGHT::BYTES == 128;
 

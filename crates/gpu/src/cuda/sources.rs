@@ -36,7 +36,9 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("cuda/vec.h", include_str!("../../kernels/cuda/vec.h")),
     ("cuda/wgmma.h", include_str!("../../kernels/cuda/wgmma.h")),
     ("cuda/wide.h", include_str!("../../kernels/cuda/wide.h")),
+    ("cuda/experts_bytes.h", include_str!("../../kernels/cuda/experts_bytes.h")),
     ("cuda/wide_queue.h", include_str!("../../kernels/cuda/wide_queue.h")),
+    ("cuda/wide_staged.h", include_str!("../../kernels/cuda/wide_staged.h")),
 ];
 
 macro_rules! sources {

@@ -66,7 +66,9 @@ pub fn most_packed(plan: &Plan, limits: Limits) -> usize {
         Op::GatedLinear { x, gate, up, .. } => packed(gate, rows(x)).max(packed(up, rows(x))),
         Op::Experts { x, ids, gate, up, down, .. } => {
             let pairs = rows(x).saturating_mul(plan.buf(ids).width);
-            packed(gate, pairs).max(packed(up, pairs)).max(packed(down, pairs))
+            let [n_expert, .., k] = plan.weight(gate).shape[..] else { return 0 };
+            let bytes = byte_columns(pairs.min(MOST_NARROW * n_expert), n_expert, k);
+            packed(gate, pairs).max(packed(up, pairs)).max(packed(down, pairs)).max(bytes)
         }
         _ => 0,
     };
@@ -204,6 +206,55 @@ const MIDDLE: usize = 64;
 const MIDDLE_RING: usize = 8;
 const MOST_MIDDLE: usize = 52;
 
+/// Bytes of shared memory of a block whose tiles have few columns. Steps of Q6_K, which are a block of each row, lie
+/// there twice in pieces of 16 bytes (`wide_staged.h`).
+fn few_columns(w: WeightType, cols: usize, ring: usize) -> u32 {
+    if (w, cols) == (WeightType::Q6_K, NARROW) {
+        return (ring * cols * 128 + ROWS * 2 * 16 * 14 + 1024 + 256) as u32;
+    }
+    shared(w, Order::of(w).runs, cols, ring)
+}
+
+/// Numbers of `kernels/cuda/experts_bytes.h`: rows of weights of gate of a block and as many of up, bytes of a step of
+/// eight columns, and of a block's shared memory.
+const BYTES_ROWS: usize = 64;
+const BYTE_COLUMNS: usize = 2432;
+const BYTES_SHARED: u32 = 6 * BYTE_COLUMNS as u32 + 8 * 3 * 16 * 160 + 96;
+/// Maximum number of columns of a tile.
+const BYTES_WIDTH: usize = 24;
+
+/// Groups of eight columns, of which each expert's begin with one.
+fn byte_groups(pairs: usize, n_expert: usize) -> usize {
+    pairs / 8 + n_expert + 1
+}
+
+/// Bytes of the columns of so many pairs of `k` numbers.
+fn byte_columns(pairs: usize, n_expert: usize, k: usize) -> usize {
+    byte_groups(pairs, n_expert).saturating_mul(k.div_ceil(256)).saturating_mul(BYTE_COLUMNS)
+}
+
+/// Gate and up in integers, of `n` rows of weights an expert each: where the type has them and experts have few pairs.
+pub fn gated_bytes(w: WeightType, pairs: usize, n_expert: usize, n: usize) -> Option<Wide> {
+    if w != WeightType::Q4_K || pairs > MOST_NARROW * n_expert {
+        return None;
+    }
+    let tiles = (pairs + 7 * n_expert.min(pairs)) / BYTES_WIDTH + n_expert;
+    let launch = |entry, grid: [usize; 2], shared| Launch {
+        entry,
+        grid: [grid[0] as u32, grid[1] as u32, 1],
+        block: 256,
+        shared,
+    };
+    Some(Wide {
+        pack: launch("experts_bytes_pack", [pairs, 1], 0),
+        product: launch("experts_gated_bytes", [n.div_ceil(BYTES_ROWS), tiles], BYTES_SHARED),
+        sum: None,
+        n_groups: byte_groups(pairs, n_expert) as u32,
+        width: BYTES_WIDTH as u32,
+        order: Order::of(w),
+    })
+}
+
 /// `experts` over `pairs` pairs with `n` rows of weights an expert, of gate and of up where it is gated.
 /// Alternating tiles (`wide_queue.h`) pay where experts have more pairs than a tile, narrow ones where they have few.
 pub fn experts(w: WeightType, is_gated: bool, pairs: usize, n_expert: usize, n: usize, sms: usize) -> Wide {
@@ -226,7 +277,7 @@ pub fn experts(w: WeightType, is_gated: bool, pairs: usize, n_expert: usize, n: 
     {
         if pairs <= most * n_expert && cols < width {
             let of = wide(w, ["experts_narrow_pack", product], pairs, cols, grid(cols));
-            let shared = shared(w, Order::of(w).runs, cols, ring);
+            let shared = few_columns(w, cols, ring);
             return Wide { product: Launch { shared, ..of.product }, order: Order::of(w), ..of };
         }
     }

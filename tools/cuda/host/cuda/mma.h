@@ -76,6 +76,10 @@ inline void mma_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b
         }
     }
 }
+inline void mma_bytes_of(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    c[0] = c[1] = c[2] = c[3] = 0;
+    mma_bytes(c, a[0], a[1], a[2], a[3], b0, b1);
+}
 
 inline u32 transpose(u32 pair) {
     const auto all = emulate::exchange<1>({pair});

@@ -74,7 +74,11 @@ impl Encoder<'_> {
             let op = args::Experts { up: up.data, up_bias, ..of_gate };
             let hidden = self.packed_hidden(node, rows).unwrap_or_default();
             let further = self.scratch.further[0];
-            return self.project(gate, &args::WideExperts { op, hidden, further, ..Default::default() });
+            let args = args::WideExperts { op, hidden, further, ..Default::default() };
+            return match (self.gated_bytes(node, rows), gate.wide) {
+                (Some(bytes), Some(module)) => self.wide(module, bytes, 0, |wide| args::WideExperts { wide, ..args }),
+                _ => self.project(gate, &args),
+            };
         }
         let apart = self.scratch.apart;
         let of_up = self.projection(node, rows, with_lists, [x, up_bias, apart], up);
@@ -96,6 +100,12 @@ impl Encoder<'_> {
         let fits = wide::bytes_in_order(order, 1, pairs, down.k) <= 4 * pairs * hidden.width;
         let (runs, paired, n) = (order.runs as u32, u32::from(order.is_paired), order.stride(down.k) as u32);
         fits.then_some(args::PackedHidden { packed: hidden.ptr, n_groups, runs, paired, n })
+    }
+
+    /// Gate and up in integers, where activations go out packed.
+    fn gated_bytes(&self, node: &ExpertsNode, rows: usize) -> Option<Wide> {
+        let hidden = self.packed_hidden(node, rows)?;
+        wide::gated_bytes(node.gate.dtype, rows * node.n_used, node.n_expert, node.gate.n.max(hidden.n as usize))
     }
 
     /// The last product of every pair's expert.
@@ -164,10 +174,13 @@ impl Encoder<'_> {
     pub(super) fn expert_lists(&mut self, node: &ExpertsNode, rows: usize) -> Result<(), DriverError> {
         let ExpertsNode { ids, gate, up, down, n_expert, n_used, .. } = *node;
         let (Scratch { first, pairs, places, further, .. }, n_pairs) = (self.scratch, rows * n_used);
-        let width = [gate, up, down].map(|w| {
+        let mut width = [gate, up, down].map(|w| {
             let is_wide = rows >= wide::FROM && w.wide.is_some();
             if is_wide { wide::experts(w.dtype, false, n_pairs, n_expert, w.n, self.sms).width } else { 0 }
         });
+        if let Some(bytes) = self.gated_bytes(node, rows) {
+            width[0] = bytes.width;
+        }
         let args = args::ExpertLists {
             ids: ids.ptr,
             first,

@@ -1,0 +1,148 @@
+// Products of tiles of few columns (`wide.h`) for types whose steps are a block of each row: weights come through shared
+// memory, copied two steps ahead, so that no register waits for memory.
+//
+// Each warp copies the blocks of its own 16 rows and waits for nobody else's. Activations come in bulk copies, a step of
+// four chunks at a time, a chunk by each of the first four warps, and only groups of 8 columns that a tile has. A
+// product is under way while the next operands are unpacked.
+#pragma once
+
+#include "cuda/async.h"
+#include "cuda/batch.h"
+#include "cuda/wide.h"
+
+// GROUPS warpgroups of 64 rows each share tiles of up to MOST columns; RING chunks of MOST columns in shared memory.
+template <class Weight, int MOST, int GROUPS, int RING>
+struct WideStaged {
+    typedef StagedOf<Weight> Of;
+    typedef typename Of::type W;
+    static constexpr bool IS_STAGED = true;
+    static constexpr int COLS = MOST, RUNS = W::RUNS;
+    static constexpr u32 THREADS = 128 * GROUPS, ROWS = 64 * GROUPS, WARPS = THREADS / 32;
+    // Bytes of a warp's copies: two steps of 16 rows.
+    static constexpr u32 PITCH = 16 * Of::PIECES, COPIES = 2 * 16 * PITCH;
+    static constexpr u32 ACTIVATIONS = RING * MOST * 128;
+    // The ring begins at a multiple of 1024; weights and barriers follow it.
+    static constexpr u32 SHARED = ACTIVATIONS + WARPS * COPIES + 1024 + 256;
+};
+
+#if HAS_WGMMA
+template <class T, int N, class Rows, class Finish>
+__device__ __forceinline__ void wide_staged_tile(u32 k, const uint4* packed, u32 n_groups, u32 group, u32 n_cols, u8* shared,
+                                            const Rows& rows, const Finish& finish) {
+    typedef typename T::W W;
+    constexpr u32 CHUNK = N * 128, STAGE = T::RUNS * CHUNK, STAGES = T::ACTIVATIONS / STAGE;
+    static_assert(T::RUNS == 4 && W::UNIT == 64 && W::BLOCK == 256, "a step is a block");
+    const u32 aligned = (address_in_shared(shared) + 1023) / 1024 * 1024;
+    const u32 full = aligned + T::ACTIVATIONS + T::WARPS * T::COPIES, empty = full + 8 * STAGES;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    u8* const copies = shared + (aligned - address_in_shared(shared)) + T::ACTIVATIONS + warp * T::COPIES;
+    const u32 steps = k / W::BLOCK;
+    const u8* const row[2] = {rows(0).q, rows(1).q};
+
+    // Four lanes copy their two rows: whole fours of pieces, then what is left of both.
+    const auto copy = [&](u32 step) {
+        if (step < steps) {
+            u8* const to = copies + step % 2 * (16 * T::PITCH) + g * T::PITCH;
+            const u8* from[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) from[i] = (const u8*)((u64)(row[i] + (u64)step * W::BYTES) & ~15ull);
+            constexpr u32 FOURS = T::Of::PIECES / 4, LEFT = T::Of::PIECES % 4;
+#pragma unroll
+            for (u32 i = 0; i < 2 * FOURS; i++) {
+                const u32 at = 16 * (4 * (i / 2) + t);
+                copy_async(to + i % 2 * 8 * T::PITCH + at, from[i % 2] + at);
+            }
+            static_assert(LEFT <= 2, "two rows' last pieces are four at most");
+            if (t < 2 * LEFT) {
+                const u32 i = t / LEFT, at = 16 * (4 * FOURS + t % LEFT);
+                copy_async(to + i * 8 * T::PITCH + at, (i ? from[1] : from[0]) + at);
+            }
+        }
+        copy_async_commit();
+    };
+    // The first four warps have a chunk each.
+    const auto fill = [&](u32 step, u32 stage, u32 parity) {
+        if (lane == 0 && warp < T::RUNS && step < steps) {
+            const u32 bytes = (n_cols + 7) / 8 * 1024;
+            if (step >= STAGES) barrier_wait(empty + 8 * stage, parity);
+            barrier_expect(full + 8 * stage, bytes);
+            const uint4* from = packed + ((u64)(step * T::RUNS + warp) * n_groups + group) * 64;
+            bulk_copy(aligned + stage * STAGE + warp * CHUNK, from, bytes, full + 8 * stage);
+        }
+        __syncwarp();
+    };
+    copy(0);
+    copy(1);
+    if (threadIdx.x == 0) {
+        for (u32 i = 0; i < STAGES; i++) {
+            barrier_init(full + 8 * i, T::RUNS);
+            barrier_init(empty + 8 * i, T::WARPS);
+        }
+        fence_async();
+    }
+    __syncthreads();
+    for (u32 i = 0; i + 1 < STAGES; i++) fill(i, i, 0);
+
+    float acc[N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) acc[i] = 0.0f;
+    u32 stage = 0, before = STAGES - 1, parity = 0;
+#pragma unroll 1
+    for (u32 step = 0; step < steps; step++) {
+        copy_async_wait<1>();
+        __syncwarp();
+        typename W::Raw raw[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const u32 off = W::BYTES % 16 == 0 ? 0 : (u32)(u64)(row[i] + (u64)step * W::BYTES) % 16;
+            W::load_staged(copies + step % 2 * (16 * T::PITCH) + (g + 8 * i) * T::PITCH + off, t, raw[i]);
+        }
+        __syncwarp();
+        copy(step + 2);
+        barrier_wait(full + 8 * stage, parity);
+        const u32 b = wgmma_rows(aligned) + stage * (STAGE / 16);
+#pragma unroll
+        for (int r = 0; r < T::RUNS; r++) {
+            u32 a[2][8];
+#pragma unroll
+            for (int i = 0; i < 2; i++) batch_operands<W>(raw[i], true, t, r, a[i]);
+#pragma unroll
+            for (int q = 0; q < 4; q += 2) {
+                wgmma_fence();
+#pragma unroll
+                for (int p = q; p < q + 2; p++) {
+                    wgmma<N>(acc, a[0][2 * p], a[1][2 * p], a[0][2 * p + 1], a[1][2 * p + 1],
+                             b + r * (CHUNK / 16) + 2 * p);
+                }
+                wgmma_commit();
+                // No products are under way where code branches: the assembler would have each wait for the one before.
+                if ((r == 0 || r == T::RUNS - 1) && q == 2) {
+                    wgmma_wait();
+                } else {
+                    wgmma_wait_but<1>();
+                }
+            }
+            // The stage of the step before, in this turn of the ring or in the last one, which most warps left long ago.
+            if (r == 0) fill(step + STAGES - 1, before, stage == 0 ? parity ^ 1 : parity);
+        }
+        if (lane == 0) barrier_arrive(empty + 8 * stage);
+        before = stage;
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        if (stage == 0) parity ^= 1;
+    }
+    keep(acc);
+    finish(thread_anew(), acc);
+}
+
+// The products of a block's rows of weights with `n_cols` packed columns from `8 * group` on, as `wide` has them; k is a
+// multiple of a block.
+template <class T, class Rows, class Finish>
+__device__ __forceinline__ void wide_staged(u32 k, const uint4* packed, u32 n_groups, u32 group, u32 n_cols, u8* shared,
+                                       const Rows& rows, const Finish& finish) {
+    if (n_cols <= T::COLS / 2) {
+        wide_staged_tile<T, T::COLS / 2>(k, packed, n_groups, group, n_cols, shared, rows, finish);
+    } else {
+        wide_staged_tile<T, T::COLS>(k, packed, n_groups, group, n_cols, shared, rows, finish);
+    }
+}
+#endif
