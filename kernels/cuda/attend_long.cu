@@ -4,15 +4,18 @@
 // come normed and rotated.
 //
 // Compiled for a cache of f16, or of blocks of 8 bits in its keys (-DK_BLOCKS=1) or its values (-DV_BLOCKS=1): -DD, the
-// width of keys and of values, a power of two of 64 to 256, and -DHEADS, query heads of a block, a power of two up to 8.
-// Integers of blocks become f16, which holds them exactly, on their way into products; scales of keys multiply the sums
-// over a block, those of values the integers.
+// width of keys and of values, a power of two of 64 to 256, and -DHEADS, query heads of a block, a power of two up to
+// 8. Integers of blocks become f16, which holds them exactly, on their way into products; scales of keys multiply the
+// sums over a block, those of values the integers.
 //
-// grid (T * tiles of heads * n_kv * n_splits), block 256: a block walks a share of the sequence's pages. A warp takes
-// half pages by itself, on tensor cores: 16 positions times the heads, whose query, and whose shares of the softmax,
-// are two numbers of f16 each, so that products are those of f32. Half pages are copied to shared memory, the first
-// ones before the wait, without the position that this step adds. At the end the warps' sums are added in their order.
-// Shared memory holds `stages` half pages of `workers` warps.
+// -DWORKERS: warps of a block (`nodes/few.rs`), eight, two for each scheduler, so that their registers fit with those
+// of the product ahead, or four, of which more blocks share a multiprocessor where there are many.
+//
+// grid (T * tiles of heads * n_kv * n_splits), block 32 * WORKERS: a block walks a share of the sequence's pages. A
+// warp takes half pages by itself, on tensor cores: 16 positions times the heads, whose query, and whose shares of the
+// softmax, are two numbers of f16 each, so that products are those of f32. Half pages are copied to shared memory, the
+// first ones before the wait, without the position that this step adds. At the end the warps' sums are added in their
+// order. Shared memory holds `stages` half pages of `workers` warps.
 #include "cuda/async.h"
 #include "cuda/attend.h"
 #include "cuda/kv_blocks.h"
@@ -20,9 +23,6 @@
 
 extern __shared__ uint4 shared[];
 
-// Warps of a block (`nodes/few.rs`): two for each scheduler, so that their registers fit beside those of the product
-// ahead.
-#define WORKERS 8
 #define THREADS (32 * WORKERS)
 // Positions that a warp takes at a time.
 #define HALF 16

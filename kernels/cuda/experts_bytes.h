@@ -2,7 +2,7 @@
 // unpacking to bf16 is, and sub-scales multiply sums of 32 products as the integers that they are.
 //
 // Activations are columns of bytes with a scale for 64 numbers. Minimums meet the sums of 32 numbers, two bf16 numbers
-// each, in a product of their own. Columns lie as lanes multiply them, eight together, so that a step of a tile is one
+// each, in another product. Columns lie as lanes multiply them, eight together, so that a step of a tile is one
 // bulk copy; an expert's begin with a group of eight. Weights come as in `wide_staged.h`.
 #pragma once
 
@@ -79,7 +79,7 @@ __device__ __forceinline__ void bytes_begin(u8* shared) {
 }
 
 // acc = the products of this thread's rows g and g + 8 with N groups of columns at `columns`, whose steps lie `stride`
-// groups apart: columns 8n + 2t and 8n + 2t + 1 of row g are acc[4n], acc[4n + 1], of row g + 8 the two behind them.
+// groups apart: columns 8n + 2t and 8n + 2t + 1 of row g are acc[4n], acc[4n + 1], of row g + 8 the two after them.
 template <int N>
 __device__ __forceinline__ void bytes_tile(u32 k, const u8* (&rows)[2], const ByteColumns* columns, u32 stride,
                                            u8* shared, float (&acc)[4 * BYTES_GROUPS]) {
@@ -134,18 +134,21 @@ __device__ __forceinline__ void bytes_tile(u32 k, const u8* (&rows)[2], const By
         uint4 b[2][N];
 #pragma unroll
         for (int n = 0; n < N; n++) b[0][n] = shared4(x + n * sizeof(ByteColumns) + 16 * lane);
-        // Sub-scales of groups 4i + 2h and 4i + 2h + 1 are halves h of words i. Those of even groups are sixteenfold, as are
-        // numbers of odd ones, whose bits stay where they are.
+        // Sub-scales of groups 4i + 2h and 4i + 2h + 1 are halves h of words i. Those of even groups are sixteenfold,
+        // as are numbers of odd ones, whose bits stay where they are. Minimums are those of groups 2t and 2t + 1, found
+        // by the same steps in all lanes (`scales_mins`).
         u32 even[2][2], odd[2][2], mins[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const u32 s[3] = {heads[i].y, heads[i].z, heads[i].w};
             const u32 scales[2] = {s[0] & 0x3f3f3f3fu, (s[2] & 0x0f0f0f0fu) | (s[0] >> 2 & 0x30303030u)};
 #pragma unroll
-            for (int j = 0; j < 2; j++) even[i][j] = scales[j] << 4 & 0x0ff00ff0u, odd[i][j] = scales[j] >> 8 & 0x00ff00ffu;
-            u32 own;
-            scales_mins(s, t, own, mins[i]);
-            // Bytes below 128 become bf16 numbers behind a byte 0x43, which stands for 128: the difference is exact.
+            for (int j = 0; j < 2; j++) {
+                even[i][j] = scales[j] << 4 & 0x0ff00ff0u, odd[i][j] = scales[j] >> 8 & 0x00ff00ffu;
+            }
+            mins[i] = ((t < 2 ? s[1] : s[2]) >> (16 * (t % 2) + (t < 2 ? 0 : 4)) & (t < 2 ? 0x3f3fu : 0x0f0fu)) |
+                      (s[1] >> (16 * (t % 2) + 2) & (t < 2 ? 0u : 0x3030u));
+            // Bytes below 128 become bf16 numbers after a byte 0x43, which stands for 128: the difference is exact.
             mins[i] = bf16_fma(permute(mins[i], 0x43434343u, 0x4140), 0x3f803f80u, 0xc300c300u);
         }
         float sums[4 * N];
@@ -155,7 +158,9 @@ __device__ __forceinline__ void bytes_tile(u32 k, const u8* (&rows)[2], const By
         for (int c = 0; c < 4; c++) {
             if (c < 3) {
 #pragma unroll
-                for (int n = 0; n < N; n++) b[(c + 1) % 2][n] = shared4(x + n * sizeof(ByteColumns) + 512 * (c + 1) + 16 * lane);
+                for (int n = 0; n < N; n++) {
+                    b[(c + 1) % 2][n] = shared4(x + n * sizeof(ByteColumns) + 512 * (c + 1) + 16 * lane);
+                }
                 if (!IS_AHEAD) {
 #pragma unroll
                     for (int i = 0; i < 2; i++) words[c + 1][i] = shared2(qs + i * 8 * BYTES_PITCH + 32 * (c + 1));

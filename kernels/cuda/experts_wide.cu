@@ -6,7 +6,8 @@
 // tiles of up to `width` pairs of one expert, of which some find none and leave), block 256. experts_narrow,
 // experts_gated_narrow: the same with tiles of up to 32 pairs, which take fewer registers, so that more weights are in
 // flight; experts_middle, experts_gated_middle: of up to 64. experts_queue, experts_gated_queue: grid
-// (multiprocessors), block 384 (`wide_queue.h`).
+// (multiprocessors), block 384 (`wide_queue.h`). experts_bytes_pack: grid (pairs), block 256; experts_gated_bytes: grid
+// (blocks of 64 rows of weights of gate, tiles of up to 24 pairs), block 256 (`experts_bytes.h`).
 #include "cuda/batch_of.h"
 #include "cuda/experts_bytes.h"
 #include "cuda/wide_queue.h"
@@ -63,8 +64,8 @@ struct WidePairs {
     u32 expert, start, begin, end;
 };
 
-// Puts a thread's two rows of sums out packed.
-template <bool SILU, int N>
+// Puts a thread's two rows of sums out packed. ALIGNED: the tile begins with a group of eight pairs.
+template <bool SILU, bool ALIGNED, int N>
 __device__ __forceinline__ void put_packed(const WideExperts& a, const WidePairs& tile, u32 warp, u32 thread,
                                            bool is_real, const float (&bias)[2], const float (&sums)[N]) {
     const Experts& op = a.op;
@@ -72,7 +73,8 @@ __device__ __forceinline__ void put_packed(const WideExperts& a, const WidePairs
     // Two threads, one apart in g, have the two numbers of a word: one stores the first column's, the other the
     // second's.
     const u32 g = thread % 32 / 4, second = g % 2, r8 = thread % 4 * 2 + second, piece = warp % 8;
-    uint4* const out = to.packed + (u64)(warp / 8) * to.n_groups * 64;
+    uint4* const chunk = to.packed + (u64)(warp / 8) * to.n_groups * 64;
+    u32* const out = (u32*)(chunk + tile.start / 8 * 64 + 8 * r8 + (piece ^ r8));
     const auto act = [&](float gate, float up) {
         gate += bias[0], up += bias[1];
         if (!is_real) return 0.0f;
@@ -85,13 +87,13 @@ __device__ __forceinline__ void put_packed(const WideExperts& a, const WidePairs
         const float other = __shfl_xor_sync(FULL_MASK, second ? v : v2, 4);
         const u32 col = tile.start + 8 * n + r8;
         if (col < tile.begin || col >= tile.end) continue;
-        u32* const words = (u32*)(out + (u64)(col / 8) * 64 + 8 * (col % 8) + (piece ^ col % 8));
+        u32* const words = ALIGNED ? out + 256 * n : (u32*)(chunk + col / 8 * 64 + 8 * (col % 8) + (piece ^ col % 8));
         words[g / 2] = second ? bf16_pair(other, v2) : bf16_pair(v, other);
     }
 }
 
 // Puts a thread's sums out: the warp with this number of those that share a matrix.
-template <bool GATED, int N>
+template <bool GATED, bool ALIGNED = true, int N>
 __device__ __forceinline__ void put_out(const WideExperts& a, const WidePairs& tile, u32 warp, u32 thread,
                                         const float (&sums)[N]) {
     const Experts& op = a.op;
@@ -103,9 +105,9 @@ __device__ __forceinline__ void put_out(const WideExperts& a, const WidePairs& t
     if (GATED && a.hidden.packed) {
         if (8 * warp >= a.hidden.n) return;
         if (op.act == ACT_SILU) {
-            put_packed<true>(a, tile, warp, thread, row < op.n, bias, sums);
+            put_packed<true, ALIGNED>(a, tile, warp, thread, row < op.n, bias, sums);
         } else {
-            put_packed<false>(a, tile, warp, thread, row < op.n, bias, sums);
+            put_packed<false, ALIGNED>(a, tile, warp, thread, row < op.n, bias, sums);
         }
         return;
     }
@@ -192,13 +194,14 @@ struct FewColumns {
 };
 template <>
 struct FewColumns<q6_k> {
-    typedef WideStaged<q6_k, 32, 2, 12> Narrow;
+    typedef WideStaged<q6_k, 32, 12> Narrow;
     typedef Wide<q6_k, 64, 8, true> Middle;
     static constexpr u32 NARROW_BLOCKS = 2;
 };
 typedef FewColumns<BatchOf<WEIGHT>::type> Few;
 
-KERNEL __launch_bounds__(Few::Narrow::THREADS, Few::NARROW_BLOCKS) experts_narrow(const __grid_constant__ WideExperts a) {
+KERNEL __launch_bounds__(Few::Narrow::THREADS, Few::NARROW_BLOCKS)
+    experts_narrow(const __grid_constant__ WideExperts a) {
     experts_wide_of<false, Few::Narrow>(a);
 }
 KERNEL __launch_bounds__(Few::Narrow::THREADS, Few::NARROW_BLOCKS)
@@ -208,7 +211,8 @@ KERNEL __launch_bounds__(Few::Narrow::THREADS, Few::NARROW_BLOCKS)
 KERNEL __launch_bounds__(Few::Middle::THREADS, WIDE_BLOCKS) experts_middle(const __grid_constant__ WideExperts a) {
     experts_wide_of<false, Few::Middle>(a);
 }
-KERNEL __launch_bounds__(Few::Middle::THREADS, WIDE_BLOCKS) experts_gated_middle(const __grid_constant__ WideExperts a) {
+KERNEL __launch_bounds__(Few::Middle::THREADS, WIDE_BLOCKS)
+    experts_gated_middle(const __grid_constant__ WideExperts a) {
     experts_wide_of<true, Few::Middle>(a);
 }
 
@@ -250,7 +254,7 @@ KERNEL __launch_bounds__(BYTES_THREADS, 3) experts_gated_bytes(const __grid_cons
         default: bytes_tile<3>(op.k, rows, columns, a.wide.n_groups, (u8*)shared, acc);
     }
     const u32 thread = thread_anew();
-    put_out<true>(a, tile, first_warp + thread / 32, thread, acc);
+    put_out<true, false>(a, tile, first_warp + thread / 32, thread, acc);
 }
 
 template <bool GATED>

@@ -100,15 +100,15 @@ __device__ __forceinline__ void wide_operands(const typename W::Raw& raw, bool i
 }
 
 template <int N>
-__device__ __forceinline__ void wide_chunk(float* acc, const u32 (&a)[2][8], u32 b) {
+__device__ __forceinline__ void wide_chunk(float* acc, const u32 (&a)[2][8], u64 b) {
 #pragma unroll
     for (int q = 0; q < 4; q++) wgmma<N>(acc, a[0][2 * q], a[1][2 * q], a[0][2 * q + 1], a[1][2 * q + 1], b + 2 * q);
 }
 
 // The products of a chunk; `b` and `b_rest` are its panels.
 template <class W, int N>
-__device__ __forceinline__ void wide_chunks(float* acc, const u32 (&a)[2][8], const u32 (&rest)[2][8], u32 b,
-                                            u32 b_rest) {
+__device__ __forceinline__ void wide_chunks(float* acc, const u32 (&a)[2][8], const u32 (&rest)[2][8], u64 b,
+                                            u64 b_rest) {
     wgmma_fence();
     wide_chunk<N>(acc, a, b);
     if (Wide<W>::SPLIT) {
@@ -233,7 +233,7 @@ __device__ __forceinline__ void wide(u32 k, u32 first_step, u32 end_step, const 
             }
             if (T::LATE && r % T::EACH == 0) enter(piece);
             const u32 at = ring + piece % T::STAGES * T::STAGE + r % T::EACH * T::CHUNK;
-            const u32 b = wgmma_rows(at), b_rest = wgmma_rows(at + T::CHUNK / T::PANELS);
+            const u64 b = wgmma_matrix(at), b_rest = wgmma_matrix(at + T::CHUNK / T::PANELS);
             switch (n_wide) {
 #define WIDTH(N)                                                                          \
     case N / 16:                                                                          \

@@ -142,7 +142,7 @@ __device__ __forceinline__ void wide_queue(u32 k, const uint4* packed, u32 n_gro
                         barrier_wait(full + 8 * (entered % T::STAGES), entered / T::STAGES % 2);
                     }
                     const u32 at = ring + entered % T::STAGES * T::STAGE + r % T::EACH * T::CHUNK;
-                    const u32 b = wgmma_rows(at), b_rest = wgmma_rows(at + T::CHUNK / T::PANELS);
+                    const u64 b = wgmma_matrix(at), b_rest = wgmma_matrix(at + T::CHUNK / T::PANELS);
                     wide_chunks<W, Width::value>(acc, a[r % 2], rest, b, b_rest);
                     if (!LATE) wgmma_wait();
                     if (r % T::EACH == T::EACH - 1) {

@@ -1,23 +1,23 @@
-// Products of tiles of few columns (`wide.h`) for types whose steps are a block of each row: weights come through shared
-// memory, copied two steps ahead, so that no register waits for memory.
+// Products of tiles of few columns (`wide.h`) for types whose steps are a block of each row: weights come through
+// shared memory, copied two steps ahead, so that no register waits for memory.
 //
-// Each warp copies the blocks of its own 16 rows and waits for nobody else's. Activations come in bulk copies, a step of
-// four chunks at a time, a chunk by each of the first four warps, and only groups of 8 columns that a tile has. A
-// product is under way while the next operands are unpacked.
+// A warp copies the blocks of its 16 rows and waits for no other. Activations come in bulk copies, a step of four
+// chunks at a time, a chunk by each of the first four warps, and only groups of 8 columns that a tile has. A product is
+// in flight while the next operands are unpacked.
 #pragma once
 
 #include "cuda/async.h"
 #include "cuda/batch.h"
 #include "cuda/wide.h"
 
-// GROUPS warpgroups of 64 rows each share tiles of up to MOST columns; RING chunks of MOST columns in shared memory.
-template <class Weight, int MOST, int GROUPS, int RING>
+// Tiles of up to MOST columns, of which RING chunks lie in shared memory.
+template <class Weight, int MOST, int RING>
 struct WideStaged {
     typedef StagedOf<Weight> Of;
     typedef typename Of::type W;
     static constexpr bool IS_STAGED = true;
     static constexpr int COLS = MOST, RUNS = W::RUNS;
-    static constexpr u32 THREADS = 128 * GROUPS, ROWS = 64 * GROUPS, WARPS = THREADS / 32;
+    static constexpr u32 THREADS = WIDE_THREADS, ROWS = WIDE_ROWS, WARPS = THREADS / 32;
     // Bytes of a warp's copies: two steps of 16 rows.
     static constexpr u32 PITCH = 16 * Of::PIECES, COPIES = 2 * 16 * PITCH;
     static constexpr u32 ACTIVATIONS = RING * MOST * 128;
@@ -27,8 +27,8 @@ struct WideStaged {
 
 #if HAS_WGMMA
 template <class T, int N, class Rows, class Finish>
-__device__ __forceinline__ void wide_staged_tile(u32 k, const uint4* packed, u32 n_groups, u32 group, u32 n_cols, u8* shared,
-                                            const Rows& rows, const Finish& finish) {
+__device__ __forceinline__ void wide_staged_tile(u32 k, const uint4* packed, u32 n_groups, u32 group, u32 n_cols,
+                                                 u8* shared, const Rows& rows, const Finish& finish) {
     typedef typename T::W W;
     constexpr u32 CHUNK = N * 128, STAGE = T::RUNS * CHUNK, STAGES = T::ACTIVATIONS / STAGE;
     static_assert(T::RUNS == 4 && W::UNIT == 64 && W::BLOCK == 256, "a step is a block");
@@ -100,7 +100,7 @@ __device__ __forceinline__ void wide_staged_tile(u32 k, const uint4* packed, u32
         __syncwarp();
         copy(step + 2);
         barrier_wait(full + 8 * stage, parity);
-        const u32 b = wgmma_rows(aligned) + stage * (STAGE / 16);
+        const u64 b = wgmma_matrix(aligned) + stage * (STAGE / 16);
 #pragma unroll
         for (int r = 0; r < T::RUNS; r++) {
             u32 a[2][8];
@@ -115,14 +115,15 @@ __device__ __forceinline__ void wide_staged_tile(u32 k, const uint4* packed, u32
                              b + r * (CHUNK / 16) + 2 * p);
                 }
                 wgmma_commit();
-                // No products are under way where code branches: the assembler would have each wait for the one before.
+                // No products are in flight where code branches: the assembler would have each wait for the one before.
                 if ((r == 0 || r == T::RUNS - 1) && q == 2) {
                     wgmma_wait();
                 } else {
                     wgmma_wait_but<1>();
                 }
             }
-            // The stage of the step before, in this turn of the ring or in the last one, which most warps left long ago.
+            // The stage of the step before, in this turn of the ring or in the last one, which most warps left long
+            // ago.
             if (r == 0) fill(step + STAGES - 1, before, stage == 0 ? parity ^ 1 : parity);
         }
         if (lane == 0) barrier_arrive(empty + 8 * stage);
@@ -134,8 +135,8 @@ __device__ __forceinline__ void wide_staged_tile(u32 k, const uint4* packed, u32
     finish(thread_anew(), acc);
 }
 
-// The products of a block's rows of weights with `n_cols` packed columns from `8 * group` on, as `wide` has them; k is a
-// multiple of a block.
+// The products of a block's rows of weights with `n_cols` packed columns from `8 * group` on, as `wide` has them; k is
+// a multiple of a block.
 template <class T, class Rows, class Finish>
 __device__ __forceinline__ void wide_staged(u32 k, const uint4* packed, u32 n_groups, u32 group, u32 n_cols, u8* shared,
                                        const Rows& rows, const Finish& finish) {

@@ -247,11 +247,9 @@ QUANT_FN Table16 e2m1_table() { return Table16{0x03020100u, 0x0c080604u, 0xfdfef
 //   bytes 4..8   low six bits: minimum 0..4;    high two: bits 4, 5 of minimum 4..8
 //   bytes 8..12  low nibble: scale 4..8;        high nibble: minimum 4..8
 QUANT_FN void scales_mins(const QUANT_LOCAL u32* s, u32 c, QUANT_LOCAL u32& scales, QUANT_LOCAL u32& mins) {
-    // The same steps for both halves: a lane's half is not known to the compiler.
-    const bool is_late = c >= 2;
-    const u32 at = 16 * (c % 2), low = is_late ? 0x0f0fu : 0x3f3fu, high = is_late ? 0x3030u : 0;
-    scales = ((is_late ? s[2] : s[0]) >> at & low) | (s[0] >> (at + 2) & high);
-    mins = ((is_late ? s[2] : s[1]) >> (is_late ? at + 4 : at) & low) | (s[1] >> (at + 2) & high);
+    const u32 at = 16 * (c % 2), x = s[0] >> at, y = s[1] >> at, z = s[2] >> at;
+    scales = c < 2 ? x & 0x3f3fu : (z & 0x0f0fu) | (x >> 2 & 0x3030u);
+    mins = c < 2 ? y & 0x3f3fu : (z >> 4 & 0x0f0fu) | (y >> 2 & 0x3030u);
 }
 
 // Bits 0..4 of `bits` as bit 4 of four bytes.

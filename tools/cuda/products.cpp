@@ -184,7 +184,7 @@ static Array<uint4> packed_rows(u32 rows, u32 k) {
 }
 static const u32 WIDE_SHARED = Wide<WEIGHT>::SHARED;
 
-static void test_linear_wide(const char* name, u32 rows, u32 k, std::vector<u64> n, u32 width) {
+static void test_linear_wide(const char* name, u32 rows, u32 k, std::vector<u64> n, u32 width, bool is_queue = false) {
     const Array<float> x = normals((size_t)rows * k), bias = normals(1000);
     Array<uint4> packed = packed_rows(rows, k);
     std::vector<Weights> w;
@@ -195,7 +195,11 @@ static void test_linear_wide(const char* name, u32 rows, u32 k, std::vector<u64>
     for (size_t i = 0; i < n.size(); i++)
         a.op.parts[i] = {w[i].matrix, i % 2 ? bias.data() : nullptr, out[i].data(), n[i]};
     launch({(rows + 7) / 8, 1, 1}, 256, 0, linear_pack, a);
-    launch({(u32)(n_rows + 127) / 128, (rows + width - 1) / width, 1}, 256, WIDE_SHARED, linear_wide, a);
+    if (is_queue) {
+        launch({3, 1, 1}, QUEUE_THREADS, WideQueue<WEIGHT>::SHARED, linear_queue, a);
+    } else {
+        launch({(u32)(n_rows + 127) / 128, (rows + width - 1) / width, 1}, 256, WIDE_SHARED, linear_wide, a);
+    }
     Array<float> got;
     std::vector<double> want;
     for (size_t i = 0; i < n.size(); i++) {
@@ -258,7 +262,7 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
                            further.data()};
     const u32 experts = n_expert < pairs ? n_expert : pairs;
     const u32 n_tiles = (pairs + 7 * experts) / width + experts;
-    const auto blocks = [&](u32 n_rows, u32 of_block) { return (n_rows * (is_gated ? 2 : 1) + of_block - 1) / of_block; };
+    const auto blocks = [&](u32 n_rows, u32 rows) { return (n_rows * (is_gated ? 2 : 1) + rows - 1) / rows; };
     if (form == BYTES) {
         launch({pairs, 1, 1}, 256, 0, experts_bytes_pack, a);
     } else {
@@ -278,8 +282,8 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
             launch({3, 1, 1}, QUEUE_THREADS, WideQueue<WEIGHT>::SHARED + 4 * (n_expert + 1),
                    is_gated ? experts_gated_queue : experts_queue, b);
         } else {
-            launch({blocks(n_rows, WIDE_ROWS), n_tiles, 1}, WIDE_THREADS, WIDE_SHARED, is_gated ? experts_gated_wide : experts_wide,
-                   b);
+            launch({blocks(n_rows, WIDE_ROWS), n_tiles, 1}, WIDE_THREADS, WIDE_SHARED,
+                   is_gated ? experts_gated_wide : experts_wide, b);
         }
     };
     run(a, n);
@@ -308,7 +312,8 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
             if (ids[pair] >= n_expert) continue;
             for (u32 i = 0; i < n; i += 2) {
                 const float* sums = &out[(size_t)pair * n + i];
-                failures += rounded[((size_t)places[pair] * n + i) / 2] != (bf16_bits(sums[0]) | bf16_bits(sums[1]) << 16);
+                const u32 wanted = bf16_bits(sums[0]) | bf16_bits(sums[1]) << 16;
+                failures += rounded[((size_t)places[pair] * n + i) / 2] != wanted;
             }
         }
         for (size_t i = (size_t)first[n_expert] * n / 2; i < rounded.size(); i++) failures += rounded[i] != 0x3e803e80u;
@@ -348,6 +353,7 @@ static void test_wide(u32 k1, u32 k3, u32 long_k) {
     test_linear_wide("wide one block", 17, k1, {21}, 16);
     test_linear_wide("wide", 65, k3, {37, 1, 4}, 32);
     test_linear_wide("wide long", 70, long_k, {129}, (u32)Wide<WEIGHT>::COLS);
+    test_linear_wide("wide queue", 65, k3, {370, 1, 4, 250}, 48, true);
     test_gated_wide("gated wide", 40, k3, 33, ACT_SILU, 48);
     test_wide_pack(19, k3);
     test_experts_wide("experts wide", 30, 3, 7, 131, k3, false, 16);

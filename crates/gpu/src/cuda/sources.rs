@@ -223,11 +223,12 @@ impl Key {
         Key::new(ATTEND, vec![format!("D={d}"), format!("HEADS={heads}")])
     }
 
-    /// The same after long contexts, and where a cache has blocks.
-    pub fn attend_long(d: usize, heads: usize, types: CacheType) -> Key {
+    /// The same after long contexts, and where a cache has blocks; blocks of `warps` warps.
+    pub fn attend_long(d: usize, heads: usize, types: CacheType, warps: usize) -> Key {
         let blocks = [("K_BLOCKS", types.k), ("V_BLOCKS", types.v)];
         let blocks = blocks.map(|(name, t)| format!("{name}={}", u32::from(t.block().is_some())));
-        Key::new(ATTEND_LONG, [&[format!("D={d}"), format!("HEADS={heads}")], &blocks[..]].concat())
+        let dims = [format!("D={d}"), format!("HEADS={heads}"), format!("WORKERS={warps}")];
+        Key::new(ATTEND_LONG, [&dims[..], &blocks[..]].concat())
     }
 
     /// A source for one number.

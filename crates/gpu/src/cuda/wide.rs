@@ -77,7 +77,7 @@ pub fn most_packed(plan: &Plan, limits: Limits) -> usize {
 
 /// Numbers of a list of the tiles that experts have in addition to one each.
 pub fn most_further(pairs: usize, n_expert: usize) -> usize {
-    1 + (pairs + 7 * n_expert) / NARROW
+    1 + (pairs + 7 * n_expert) / BYTES_WIDTH
 }
 
 /// The launches of a product, the width of its tiles, and the order of its activations.
@@ -166,6 +166,13 @@ impl Shape {
 /// k: none where k is not shared.
 pub fn dense(w: WeightType, entries: [&'static str; 2], shape: Shape, room: usize, sms: usize) -> Wide {
     let Shape { rows, n, .. } = shape;
+    // Wider tiles, where many blocks have some each.
+    if room > 0 && rows > cols(w) && 3 * cols(w) < 2 * queue_cols(w) && n.div_ceil(QUEUE_ROWS) >= 2 * sms {
+        let width = rows.div_ceil(rows.div_ceil(queue_cols(w))).next_multiple_of(16);
+        let of = wide(w, [entries[0], "linear_queue"], rows, width, [sms, 1]);
+        let shared = queue_shared(w) as u32;
+        return Wide { product: Launch { block: 384, shared, ..of.product }, ..of };
+    }
     let most = shape.most_shares(w, sms).min(room / (rows * n).max(1)).max(1);
     let shares = [1, 2, 3, 4, 6, 8, 12, 16].into_iter().filter(|&shares| shares <= most);
     let widths = (1..=cols(w) / 16).rev().map(|i| 16 * i);
@@ -215,6 +222,12 @@ fn few_columns(w: WeightType, cols: usize, ring: usize) -> u32 {
     shared(w, Order::of(w).runs, cols, ring)
 }
 
+/// Rows of weights of a block there, and its bytes of shared memory.
+const QUEUE_ROWS: usize = 192;
+fn queue_shared(w: WeightType) -> usize {
+    QUEUE_RING * queue_cols(w) * 128 * panels(w) + 1024 + 512
+}
+
 /// Numbers of `kernels/cuda/experts_bytes.h`: rows of weights of gate of a block and as many of up, bytes of a step of
 /// eight columns, and of a block's shared memory.
 const BYTES_ROWS: usize = 64;
@@ -228,7 +241,7 @@ fn byte_groups(pairs: usize, n_expert: usize) -> usize {
     pairs / 8 + n_expert + 1
 }
 
-/// Bytes of the columns of so many pairs of `k` numbers.
+/// Bytes of the columns of `pairs` pairs of `k` numbers.
 fn byte_columns(pairs: usize, n_expert: usize, k: usize) -> usize {
     byte_groups(pairs, n_expert).saturating_mul(k.div_ceil(256)).saturating_mul(BYTE_COLUMNS)
 }
@@ -266,7 +279,7 @@ pub fn experts(w: WeightType, is_gated: bool, pairs: usize, n_expert: usize, n: 
     let width = cols(w);
     if pairs > n_expert * width * 3 / 4 {
         let wide = wide(w, [pack, queue], pairs, queue_cols(w), [sms, 1]);
-        let shared = QUEUE_RING * queue_cols(w) * 128 * panels(w) + 1024 + 512 + 4 * (n_expert + 1);
+        let shared = queue_shared(w) + 4 * (n_expert + 1);
         return Wide { product: Launch { block: 384, shared: shared as u32, ..wide.product }, ..wide };
     }
     // A tile for each expert, and as many more as there can be, where each expert's begins up to 7 pairs early; those
@@ -315,6 +328,16 @@ mod tests {
         assert_eq!(of(experts(WeightType::Q6_K, 16384)), ([132, 1, 1], 128, 133124));
         let queue = experts(WeightType::Q4_K, 16384).product;
         assert_eq!((queue.entry, queue.block, queue.shared), ("experts_queue", 384, 149508));
+        // The output matrix of many sequences has wider tiles, and Q6_K's few columns come with weights in shared memory.
+        let heads = dense(WeightType::Q6_K, names, shape(256, 2048, 151_936), 1 << 22, 132);
+        assert_eq!((heads.product.entry, of(heads)), ("linear_queue", ([132, 1, 1], 128, 132608)));
+        let heads = dense(WeightType::Q6_K, names, shape(64, 2048, 151_936), 1 << 22, 132);
+        assert_eq!((heads.product.entry, heads.width), ("linear_wide", 64));
+        assert_eq!(of(experts(WeightType::Q6_K, 2048)), ([16, 220, 1], 32, 107776));
+        let bytes = |pairs| gated_bytes(WeightType::Q4_K, pairs, 128, 768);
+        assert_eq!(bytes(512).map(of), Some(([12, 186, 1], 24, 76128)));
+        assert_eq!(bytes(512).map(|bytes| (bytes.n_groups, bytes.pack.grid)), Some((193, [512, 1, 1])));
+        assert_eq!(bytes(2561), None);
         let pack = dense(WeightType::Q6_K, names, shape(65, 256, 1), 1 << 22, 132).pack;
         assert_eq!((pack.entry, pack.grid), ("linear_pack", [9, 4, 1]));
         // Chunks of 64 numbers in whole steps: 704 numbers of Q5_0 are 12, of 32 in a unit.

@@ -79,23 +79,17 @@ inline u64 wgmma_matrix(u32 at) {
     return (u64)at << 32;
 }
 
-// The address in pieces of 16 bytes.
-inline u32 wgmma_rows(u32 at) {
-    if (at % 1024) abort();
-    return at / 16;
-}
-
 template <int N>
-void wgmma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b) {
+void wgmma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u64 b) {
     const auto all = emulate::exchange<4>({a0, a1, a2, a3});
     const u32 g = emulate::now % 32 / 4, t = emulate::now % 4;
-    const char* matrix = in_shared(b / 64 * 1024);
+    const char* matrix = in_shared((u32)(b >> 32));
     const auto value = [](u32 word, u32 half) { return emulate::number(half ? word & 0xffff0000u : word << 16); };
     for (u32 i = 0; i < N / 2; i++) {
         const u32 col = i / 4 * 8 + 2 * t + i % 2, second = i / 2 % 2;
         double sum = c[i];
         for (u32 k = 0; k < 16; k++) {
-            const u32 word = all[4 * g + k % 8 / 2][2 * (k / 8) + second], piece = b % 64 + k / 8;
+            const u32 word = all[4 * g + k % 8 / 2][2 * (k / 8) + second], piece = (u32)b + k / 8;
             u32 x;
             memcpy(&x, matrix + col * 128 + 16 * (piece ^ col % 8) + k % 8 / 2 * 4, 4);
             sum += (double)value(word, k % 2) * (double)value(x, k % 2);

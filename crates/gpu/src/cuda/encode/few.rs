@@ -10,7 +10,7 @@ use super::super::launch::Launch;
 use super::super::matmul;
 use super::super::nodes::{
     ATTEND_PAGES, AttendNode, AttentionNode, DeltaInNode, DenseUp, DownNode, ExpertsNode, FewLinearNode, Late,
-    LatentOutNode, LatentQNode, Modules, PackedNode, Part, PostNormNode, QkvNode, RouterNode, Sums, UpNode,
+    LatentOutNode, LatentQNode, Modules, PackedNode, Part, PostNormNode, QkvNode, RouterNode, Sums, UpNode, WARPS,
 };
 use super::attention::{Keys, qkv_part};
 use super::batch::up_args;
@@ -150,7 +150,9 @@ impl Encoder<'_> {
         keys: Keys,
     ) -> Result<(), DriverError> {
         let AttentionNode { cache, sinks, out, window, scale, softcap, .. } = node.attention;
-        let [workers, stages, bytes] = node.staged(n_tokens, self.most_pages, n_splits, [self.sms, self.max_shared]);
+        let is_crowded = node.is_crowded(n_tokens, self.sms);
+        let (warps, module) = (WARPS[usize::from(is_crowded)], node.modules[usize::from(is_crowded)]);
+        let [workers, stages, bytes] = node.staged(warps, self.most_pages, n_splits, is_crowded, self.max_shared);
         // One block would take longer than a launch.
         let merges = n_splits > 4;
         let rope = node.rope.map(|rope| self.ropes[rope]);
@@ -189,14 +191,14 @@ impl Encoder<'_> {
         let launch = if is_short && !cache.types.has_blocks() {
             Launch { entry: "attend", grid, block: 256, shared: 0 }
         } else {
-            Launch { entry: "attend_long", grid, block: 256, shared: bytes as u32 }
+            Launch { entry: "attend_long", grid, block: 32 * warps as u32, shared: bytes as u32 }
         };
-        self.run(node.module, launch, &args)?;
+        self.run(module, launch, &args)?;
         if !merges {
             return Ok(());
         }
         let grid = [(n_tokens * node.attention.n_head) as u32, 1, 1];
-        self.run(node.module, Launch { entry: "attend_merge", grid, block: 256, shared: 0 }, &args)
+        self.run(module, Launch { entry: "attend_merge", grid, block: 256, shared: 0 }, &args)
     }
 
     pub(super) fn latent_q(&mut self, node: &LatentQNode) -> Result<(), DriverError> {

@@ -5,7 +5,7 @@ use model::plan::{GateFactor, Op, Rows};
 use super::super::args::Prologue;
 use super::super::driver::Ptr;
 use super::super::fuse::qkv_of;
-use super::super::nodes::{AttendNode, AttentionNode, CacheView, Modules, Node, QkvPartNode, Singles, View};
+use super::super::nodes::{AttendNode, AttentionNode, CacheView, Modules, Node, QkvPartNode, Singles, View, WARPS};
 use super::super::sources::Key;
 use super::{Few, Room, Source, Strided};
 
@@ -26,8 +26,8 @@ pub fn attend_singles(nodes: &mut [Node], modules: &mut Modules, room: &Room, is
         let Node::Attention(node) = node else { continue };
         if fits(node, is_f16) {
             let (d, heads) = (node.cache.d_k, heads_of_block(node));
-            let module = modules.id(Key::attend_long(d, heads, node.cache.types));
-            node.singles = Some(Singles { module, heads, counters: room.counters + 4, most: room.rows });
+            let modules = WARPS.map(|warps| modules.id(Key::attend_long(d, heads, node.cache.types, warps)));
+            node.singles = Some(Singles { modules, heads, counters: room.counters + 4, most: room.rows });
         }
     }
 }
@@ -122,16 +122,16 @@ impl Few<'_> {
         }
         let heads = heads_of_block(&node);
         let to = View { ptr: self.room.attended, rows: Rows::Tokens, width: n_head * d };
-        let module = self.modules.id(Key::attend_long(d, heads, cache.types));
+        let modules = WARPS.map(|warps| self.modules.id(Key::attend_long(d, heads, cache.types, warps)));
         let short = [1, heads.min(2)].map(|heads| {
             let key = match cache.types.has_blocks() {
-                true => Key::attend_long(d, heads, cache.types),
+                true => Key::attend_long(d, heads, cache.types, WARPS[0]),
                 false => Key::attend(d, heads),
             };
             (self.modules.id(key), heads)
         });
         self.out.push(Node::Attend(AttendNode {
-            module,
+            modules,
             heads,
             short,
             parts: [q_part, k_part, v_part],

@@ -66,7 +66,8 @@ pub struct AttentionNode {
 /// `attend_long` of single tokens whose keys and values are in the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Singles {
-    pub module: ModuleId,
+    /// With eight warps a block, and with four.
+    pub modules: [ModuleId; 2],
     /// Query heads of a block.
     pub heads: usize,
     pub counters: Ptr,
@@ -82,14 +83,14 @@ impl AttentionNode {
 
     /// How single tokens alongside prompts are computed, where they have such a kernel.
     pub fn singles(&self) -> Option<AttendNode> {
-        let Singles { module, heads, counters, .. } = self.singles?;
+        let Singles { modules, heads, counters, .. } = self.singles?;
         let (x, n_head, d_head) = (self.q, self.n_head, self.cache.d_k);
         let q =
             QkvPartNode { x, n_head, d_head, is_normed: false, w: 0, is_rotated: false, cache: 0, is_blocks: false };
         Some(AttendNode {
-            module,
+            modules,
             heads,
-            short: [(module, heads); 2],
+            short: [(modules[0], heads); 2],
             // Keys and values are read from the cache.
             parts: [q; 3],
             q_stride: d_head,
@@ -97,7 +98,7 @@ impl AttentionNode {
             eps: 0.0,
             attention: *self,
             counters,
-            qkv: module,
+            qkv: modules[0],
             columns: None,
         })
     }
@@ -180,6 +181,9 @@ pub const MAX_SPLITS: usize = 64;
 
 /// Pages that a block of `attend_long` has at a time, half a page a warp.
 pub const ATTEND_PAGES: usize = 4;
+
+/// Warps of a block of `attend_long`, alone on a multiprocessor and with others.
+pub const WARPS: [usize; 2] = [2 * ATTEND_PAGES, 4];
 
 /// Query heads of an attention block: as many of a group as registers and shared memory hold; `None` when not one.
 pub(super) fn heads_of_block(group: usize, d_k: usize, d_v: usize) -> Option<usize> {

@@ -51,8 +51,8 @@ pub struct Routed {
 /// Head norms, ropes, append and attention of single tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct AttendNode {
-    /// The kernel for long contexts.
-    pub module: ModuleId,
+    /// The kernel for long contexts, with eight warps a block, and with four.
+    pub modules: [ModuleId; 2],
     /// Query heads of a block.
     pub heads: usize,
     /// The kernels for short contexts, and their heads of a block, which are fewer, so that blocks fill the device: one
@@ -80,7 +80,7 @@ impl AttendNode {
         let fits = |&(_, heads): &(ModuleId, usize)| n_tokens * n_kv * tiles(heads) * most_pages.div_ceil(2) <= sms;
         let short = self.short.into_iter().skip(usize::from(n_tokens > 1)).find(fits);
         if let Some((module, heads)) = short {
-            (self.module, self.heads) = (module, heads);
+            (self.modules, self.heads) = ([module; 2], heads);
         }
         (self, short.is_some())
     }
@@ -96,19 +96,25 @@ impl AttendNode {
         (sms / blocks.max(1)).clamp(1, MAX_SPLITS).min(most_pages.div_ceil(ATTEND_PAGES).max(1))
     }
 
-    /// Warps of a block that have pages, half pages of each in shared memory, and bytes of all of these, for shares of
-    /// `most_pages`. Where several blocks share a multiprocessor, one copies while the other computes.
+    /// Whether several blocks share a multiprocessor: then one copies while the other computes, and blocks are small, so
+    /// that more of them hide what each waits for.
+    pub fn is_crowded(&self, n_tokens: usize, sms: usize) -> bool {
+        n_tokens * self.attention.cache.n_kv * self.tiles() > 2 * sms
+    }
+
+    /// Warps of a block that have pages, of `warps`, half pages of each in shared memory, and bytes of all of these, for
+    /// shares of `most_pages`.
     pub fn staged(
         &self,
-        n_tokens: usize,
+        warps: usize,
         most_pages: usize,
         n_splits: usize,
-        [sms, max_shared]: [usize; 2],
+        is_crowded: bool,
+        max_shared: usize,
     ) -> [usize; 3] {
         const HALF: usize = PAGE / 2;
-        let is_crowded = n_tokens * self.attention.cache.n_kv * self.tiles() > 2 * sms;
         let halves = 2 * most_pages.div_ceil(n_splits.max(1));
-        let workers = halves.clamp(1, 2 * ATTEND_PAGES);
+        let workers = halves.clamp(1, warps);
         // Rows of f16, padded; or of bytes, with their scales.
         let (cache, d) = (self.attention.cache, self.attention.cache.d_k);
         let bytes = |is_blocks, padding| if is_blocks { HALF * (d + padding) + d } else { 2 * HALF * (d + 8) };

@@ -14,7 +14,7 @@ use backend::CacheType;
 use model::plan::{DeltaHeads, Gate, GateFactor, Rows};
 use quant::WeightType;
 
-pub use self::attention::{ATTEND_PAGES, AttentionNode, MAX_SPLITS, QkvNode, QkvPartNode, Singles, Tile};
+pub use self::attention::{ATTEND_PAGES, AttentionNode, MAX_SPLITS, QkvNode, QkvPartNode, Singles, Tile, WARPS};
 pub use self::experts::{ExpertsNode, HostNode, HotNode, RouteNode, SlotPlaces};
 pub use self::few::{
     AttendNode, DeltaInNode, DenseUp, DownNode, FewLinearNode, Late, LatentOutNode, LatentQNode, PackedNode, PairsNode,
