@@ -10,7 +10,7 @@
 #include "cuda/batch.h"
 #include "cuda/wide.h"
 
-// Tiles of up to MOST columns, of which RING chunks lie in shared memory.
+// Tiles of up to MOST columns, of which shared memory has RING chunks.
 template <class Weight, int MOST, int RING>
 struct WideStaged {
     typedef StagedOf<Weight> Of;
