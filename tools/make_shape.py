@@ -16,7 +16,7 @@ channels of the residual stream are one constant, which no layer writes to and r
 the next token follows from the last one alone, which the layer sees, plus NOISE times a random product of the model's
 hidden state. Without noise every draft is right; `moebius bench --draft mtp` prints the share that was.
 The vocabulary is that of --vocab (the embedded model's when left out), filled up to the model's.
-Needs: pip install gguf numpy.
+Needs: pip install 'gguf>=0.18' numpy (0.17 cannot write keys of Qwen3.5).
 """
 import argparse
 import pathlib
@@ -513,6 +513,8 @@ def main():
         parser.error("--skew is for qwen3-30b")
     if args.mtp is not None and not args.model.startswith("qwen35"):
         parser.error("--mtp is for qwen35")
+    if args.model.startswith("qwen35") and not hasattr(gguf.GGUFWriter, "add_ssm_group_count"):
+        parser.error("Qwen3.5's shapes need gguf 0.18 or later: pip install 'gguf>=0.18'")
     if args.routers_only:
         return other_routers(args)
     began = time.monotonic()
