@@ -11,24 +11,8 @@ __device__ __forceinline__ u32 column_bytes(u32 k) { return column_runs(k) * 24;
 
 // Half of a run of a column with a scale for 64 numbers, by eight lanes: beside it lie the sums of both halves.
 __device__ __forceinline__ void put64(const Staged<q4_k_wide, 1>& column, u32 run, u32 half, const float (&v)[8]) {
-    float amax = 0.0f;
-#pragma unroll
-    for (int j = 0; j < 8; j++) amax = max_or_nan(amax, fabsf(v[j]));
-#pragma unroll
-    for (int step = 1; step < 8; step *= 2) amax = max_or_nan(amax, __shfl_xor_sync(FULL_MASK, amax, step));
-    const float inverse = amax > 1e-30f ? __fdividef(127.0f * 0.0625f, amax * 0.0625f) : 0.0f;
-    const float d = !(amax < INF) ? QNAN : amax > 1e-30f ? amax * (1.0f / 127.0f) : 0.0f;
-    u32 words[2], sum = 0;
-#pragma unroll
-    for (int j = 0; j < 8; j += 4) {
-        u32 q[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) q[i] = __float_as_uint(fmaf(v[j + i], inverse, 12582912.0f));
-        words[j / 4] = Staged<q4_k_wide, 1>::low_bytes(q);
-        sum = dp4a_signed(words[j / 4], 0x01010101u, sum);
-    }
-    sum += __shfl_xor_sync(FULL_MASK, sum, 1);
-    sum += __shfl_xor_sync(FULL_MASK, sum, 2);
+    u32 words[2], sum;
+    const float d = bytes64(v, words, sum);
     const u32 second = __shfl_xor_sync(FULL_MASK, sum, 4);
     ((uint2*)(column.words(0, 0) + column.slot(run)))[half] = make_uint2(words[0], words[1]);
     if (run % 4 == 0 && half == 0) {
@@ -75,15 +59,14 @@ __device__ __forceinline__ void pack_two(float v, u8* column, u32 k, u32 i) {
     float amax = fabsf(v);
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) amax = max_or_nan(amax, __shfl_xor_sync(FULL_MASK, amax, step));
-    const float inverse = amax > 1e-30f ? __fdividef(127.0f * 0.0625f, amax * 0.0625f) : 0.0f;
-    const float d = !(amax < INF) ? QNAN : amax > 1e-30f ? amax * (1.0f / 127.0f) : 0.0f;
-    const u32 bits = __float_as_uint(fmaf(v, inverse, 12582912.0f));
+    const ByteScale scale = byte_scale(amax);
+    const u32 bits = __float_as_uint(fmaf(v, scale.inverse, 12582912.0f));
     int sum = (i8)bits;
 #pragma unroll
     for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, step);
     const u32 at = Staged<q4_k_wide, 1>::slot(i / 16);
     column[16 * at + i % 16] = (u8)bits;
-    if (i % 16 == 0) ((float2*)(column + 16 * column_runs(k)))[at] = make_float2(d, d * (float)sum);
+    if (i % 16 == 0) ((float2*)(column + 16 * column_runs(k)))[at] = make_float2(scale.d, scale.d * (float)sum);
 }
 
 // The same for numbers `i .. i + 4`, of which eight neighbouring lanes have those of two runs. Called by whole warps.
@@ -93,19 +76,18 @@ __device__ __forceinline__ void pack_four(const float (&v)[4], u8* column, u32 k
     for (int j = 0; j < 4; j++) amax = max_or_nan(amax, fabsf(v[j]));
 #pragma unroll
     for (int step = 4; step > 0; step /= 2) amax = max_or_nan(amax, __shfl_xor_sync(FULL_MASK, amax, step));
-    const float inverse = amax > 1e-30f ? __fdividef(127.0f * 0.0625f, amax * 0.0625f) : 0.0f;
-    const float d = !(amax < INF) ? QNAN : amax > 1e-30f ? amax * (1.0f / 127.0f) : 0.0f;
+    const ByteScale scale = byte_scale(amax);
     u32 q[4];
 #pragma unroll
-    for (int j = 0; j < 4; j++) q[j] = __float_as_uint(fmaf(v[j], inverse, 12582912.0f));
-    const u32 word = Staged<q4_k_wide, 1>::low_bytes(q);
+    for (int j = 0; j < 4; j++) q[j] = __float_as_uint(fmaf(v[j], scale.inverse, 12582912.0f));
+    const u32 word = low_bytes(q);
     u32 sum = dp4a_signed(word, 0x01010101u, 0);
     sum += __shfl_xor_sync(FULL_MASK, sum, 1);
     sum += __shfl_xor_sync(FULL_MASK, sum, 2);
     if (!stores) return;
     const u32 at = Staged<q4_k_wide, 1>::slot(i / 16);
     ((u32*)(column + 16 * at))[i % 16 / 4] = word;
-    if (i % 16 == 0) ((float2*)(column + 16 * column_runs(k)))[at] = make_float2(d, d * (float)(int)sum);
+    if (i % 16 == 0) ((float2*)(column + 16 * column_runs(k)))[at] = make_float2(scale.d, scale.d * (float)(int)sum);
 }
 
 // A number of a run whose 16 lanes hold the others: packed as number `lane` of run `run`.
@@ -113,15 +95,13 @@ __device__ __forceinline__ void pack_one(float v, u8* column, u32 k, u32 run, u3
     float amax = fabsf(v);
 #pragma unroll
     for (int step = 8; step > 0; step /= 2) amax = max_or_nan(amax, __shfl_xor_sync(FULL_MASK, amax, step));
-    // As `Staged::put` has it.
-    const float inverse = amax > 1e-30f ? __fdividef(127.0f * 0.0625f, amax * 0.0625f) : 0.0f;
-    const float d = !(amax < INF) ? QNAN : amax > 1e-30f ? amax * (1.0f / 127.0f) : 0.0f;
-    const u32 bits = __float_as_uint(fmaf(v, inverse, 12582912.0f));
+    const ByteScale scale = byte_scale(amax);
+    const u32 bits = __float_as_uint(fmaf(v, scale.inverse, 12582912.0f));
     int sum = (i8)bits;
 #pragma unroll
     for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, step);
     if (!stores) return;
     const u32 at = Staged<q4_k_wide, 1>::slot(run);
     column[16 * at + lane] = (u8)bits;
-    if (lane == 0) ((float2*)(column + 16 * column_runs(k)))[at] = make_float2(d, d * (float)sum);
+    if (lane == 0) ((float2*)(column + 16 * column_runs(k)))[at] = make_float2(scale.d, scale.d * (float)sum);
 }

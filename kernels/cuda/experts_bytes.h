@@ -37,24 +37,9 @@ __device__ __forceinline__ void bytes_pack(const WideExperts& a, u32 place) {
     for (u32 step = threadIdx.x / 32; step < op.k / 256; step += blockDim.x / 32) {
         float v[8];
         load8<256>(x, true, op.k, 256 * step + 8 * lane, v);
-        float amax = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 8; i++) amax = max_or_nan(amax, fabsf(v[i]));
-#pragma unroll
-        for (int by = 1; by < 8; by *= 2) amax = max_or_nan(amax, __shfl_xor_sync(FULL_MASK, amax, by));
-        const float inverse = amax > 1e-30f ? __fdividef(127.0f * 0.0625f, amax * 0.0625f) : 0.0f;
-        const float d = !(amax < INF) ? QNAN : amax > 1e-30f ? amax * (1.0f / 127.0f) : 0.0f;
-        u32 words[2], q[4];
-        int sum = 0;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            q[i % 4] = __float_as_uint(fmaf(v[i], inverse, 12582912.0f));
-            sum += (i8)q[i % 4];
-            if (i % 4 == 3) words[i / 4] = permute(permute(q[0], q[1], 0x0040), permute(q[2], q[3], 0x0040), 0x5410);
-        }
-        sum += __shfl_xor_sync(FULL_MASK, sum, 1);
-        sum += __shfl_xor_sync(FULL_MASK, sum, 2);
-        const float first = d * (float)sum, second = __shfl_xor_sync(FULL_MASK, first, 4);
+        u32 words[2], sum;
+        const float d = bytes64(v, words, sum);
+        const float first = d * (float)(int)sum, second = __shfl_xor_sync(FULL_MASK, first, 4);
         ByteColumns& to = ((ByteColumns*)a.wide.packed)[(u64)step * a.wide.n_groups + group];
         ((uint2*)&to.words[c][4 * g + j % 4])[j / 4] = make_uint2(words[0], words[1]);
         if (j == 0) {

@@ -135,20 +135,26 @@ __device__ __forceinline__ void put_out(const WideExperts& a, const WidePairs& t
     });
 }
 
+// The expert of a block's tile, and how many of its tiles come before: every expert has the tile of its number, and
+// those of more pairs have some after these. False where there is no such tile.
+__device__ __forceinline__ bool tile_of_block(const WideExperts& a, u32& expert, u32& skipped) {
+    expert = blockIdx.y, skipped = 0;
+    if (expert < a.op.n_expert) return true;
+    const u32 further = expert - a.op.n_expert;
+    if (further >= a.further[0]) return false;
+    const u32 tile = a.further[1 + further];
+    expert = tile >> 16, skipped = tile & 0xffff;
+    return true;
+}
+
 template <bool GATED, class Shape>
 __device__ __forceinline__ void experts_wide_of(const WideExperts& a) {
     PDL_LAUNCH();
     PDL_WAIT();
     const Experts& op = a.op;
-    // Every expert has the tile of its number, and those of more pairs have some after these.
     __shared__ u32 found[4];
-    u32 expert = blockIdx.y, skipped = 0;
-    if (expert >= op.n_expert) {
-        const u32 further = expert - op.n_expert;
-        if (further >= a.further[0]) return;
-        const u32 tile = a.further[1 + further];
-        expert = tile >> 16, skipped = tile & 0xffff;
-    }
+    u32 expert, skipped;
+    if (!tile_of_block(a, expert, skipped)) return;
     if (threadIdx.x == 0) {
         u32 start = 0, begin = 0, end = 0;
         place_wide(a.wide.width, op.first[expert], op.first[expert + 1], skipped, start, begin, end);
@@ -158,7 +164,7 @@ __device__ __forceinline__ void experts_wide_of(const WideExperts& a) {
     expert = found[0];
     const u32 start = found[1], end = found[3];
     if (found[2] >= end) return;
-    const u32 first_warp = blockIdx.x * (Shape::THREADS / 32);
+    const u32 first_warp = blockIdx.x * (WIDE_THREADS / 32);
     const auto rows = [&](int i) {
         const Matrix& w = GATED && i ? op.up : op.w;
         const u32 of_warp = row_of_warp<GATED>(a.hidden, first_warp + threadIdx.x / 32, threadIdx.x);
@@ -184,36 +190,33 @@ KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) experts_gated_wide(const __g
     experts_wide_of<true, Wide<WEIGHT>>(a);
 }
 
-// Tiles of few columns: staged where the type is and shared memory has room, else in registers, of which three blocks
-// hold units of 32 values.
+// Tiles of up to 32 columns, staged where the type is and shared memory has room, else in registers, of which three
+// blocks hold units of 32 values; and of up to 64.
 template <class W>
-struct FewColumns {
-    typedef Wide<W, 32, 12, true> Narrow;
-    typedef Wide<W, 64, 8, true> Middle;
-    static constexpr u32 NARROW_BLOCKS = sizeof(typename W::Raw) <= 48 && !Narrow::SPLIT ? 3 : 2;
+struct NarrowOf {
+    typedef Wide<W, 32, 12, true> type;
+    static constexpr u32 BLOCKS = sizeof(typename W::Raw) <= 48 && !type::SPLIT ? 3 : 2;
 };
 template <>
-struct FewColumns<q6_k> {
-    typedef WideStaged<q6_k, 32, 12> Narrow;
-    typedef Wide<q6_k, 64, 8, true> Middle;
-    static constexpr u32 NARROW_BLOCKS = 2;
+struct NarrowOf<q6_k> {
+    typedef WideStaged<q6_k, 32, 12> type;
+    static constexpr u32 BLOCKS = 2;
 };
-typedef FewColumns<BatchOf<WEIGHT>::type> Few;
+typedef NarrowOf<BatchOf<WEIGHT>::type>::type Narrow;
+typedef Wide<BatchOf<WEIGHT>::type, 64, 8, true> Middle;
+constexpr u32 NARROW_BLOCKS = NarrowOf<BatchOf<WEIGHT>::type>::BLOCKS;
 
-KERNEL __launch_bounds__(Few::Narrow::THREADS, Few::NARROW_BLOCKS)
-    experts_narrow(const __grid_constant__ WideExperts a) {
-    experts_wide_of<false, Few::Narrow>(a);
+KERNEL __launch_bounds__(WIDE_THREADS, NARROW_BLOCKS) experts_narrow(const __grid_constant__ WideExperts a) {
+    experts_wide_of<false, Narrow>(a);
 }
-KERNEL __launch_bounds__(Few::Narrow::THREADS, Few::NARROW_BLOCKS)
-    experts_gated_narrow(const __grid_constant__ WideExperts a) {
-    experts_wide_of<true, Few::Narrow>(a);
+KERNEL __launch_bounds__(WIDE_THREADS, NARROW_BLOCKS) experts_gated_narrow(const __grid_constant__ WideExperts a) {
+    experts_wide_of<true, Narrow>(a);
 }
-KERNEL __launch_bounds__(Few::Middle::THREADS, WIDE_BLOCKS) experts_middle(const __grid_constant__ WideExperts a) {
-    experts_wide_of<false, Few::Middle>(a);
+KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) experts_middle(const __grid_constant__ WideExperts a) {
+    experts_wide_of<false, Middle>(a);
 }
-KERNEL __launch_bounds__(Few::Middle::THREADS, WIDE_BLOCKS)
-    experts_gated_middle(const __grid_constant__ WideExperts a) {
-    experts_wide_of<true, Few::Middle>(a);
+KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) experts_gated_middle(const __grid_constant__ WideExperts a) {
+    experts_wide_of<true, Middle>(a);
 }
 
 // Of Q4_K alone.
@@ -227,13 +230,8 @@ KERNEL __launch_bounds__(BYTES_THREADS, 3) experts_gated_bytes(const __grid_cons
     PDL_LAUNCH();
     PDL_WAIT();
     const Experts& op = a.op;
-    u32 expert = blockIdx.y, skipped = 0;
-    if (expert >= op.n_expert) {
-        const u32 further = expert - op.n_expert;
-        if (further >= a.further[0]) return;
-        const u32 tile = a.further[1 + further];
-        expert = tile >> 16, skipped = tile & 0xffff;
-    }
+    u32 expert, skipped;
+    if (!tile_of_block(a, expert, skipped)) return;
     const u32 first = op.first[expert], last = op.first[expert + 1];
     const u32 n_tiles = (last - first + 8 * BYTES_GROUPS - 1) / (8 * BYTES_GROUPS);
     if (skipped >= n_tiles) return;

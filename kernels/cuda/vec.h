@@ -186,11 +186,7 @@ struct Staged {
             for (int j = 0; j < 8; j++) amax = max_or_nan(amax, fabsf(v[j]));
             amax = max_or_nan(amax, __shfl_xor_sync(FULL_MASK, amax, 1));
             if (VecOf<W>::IS_GROUPED) amax = max_or_nan(amax, __shfl_xor_sync(FULL_MASK, amax, 2));
-            constexpr float LEVELS = Vec<W>::FORM == FORM_I8 ? 127.0f : 16256.0f;
-            // Numbers below 1e-30 are zero, since the inverse of their scale could be infinite. A scale of NaN keeps
-            // NaN and infinities, whatever the integers are.
-            const float inverse = amax > 1e-30f ? __fdividef(LEVELS * 0.0625f, amax * 0.0625f) : 0.0f;
-            const float d = !(amax < INF) ? QNAN : amax > 1e-30f ? amax * (1.0f / LEVELS) : 0.0f;
+            const auto [inverse, d] = byte_scale<Vec<W>::FORM == FORM_I8 ? 127 : 16256>(amax);
             u32 high[2], low[2], sum = 0;
 #pragma unroll
             for (int j = 0; j < 8; j += 4) {
@@ -218,11 +214,6 @@ struct Staged {
             if (Vec<W>::FORM == FORM_I16) ((uint2*)(words(1, col) + slot(run)))[half] = make_uint2(low[0], low[1]);
             if (half == 0) scales(col)[slot(run)] = make_float2(d, d * (float)(int)sum);
         }
-    }
-
-    // The low bytes of four words.
-    static __device__ __forceinline__ u32 low_bytes(const u32 (&q)[4]) {
-        return permute(permute(q[0], q[1], 0x0040), permute(q[2], q[3], 0x0040), 0x5410);
     }
 
     // acc[col] += the products of a unit, whose first run in this chunk is counted from `first_run`.

@@ -29,7 +29,7 @@ template <class Weight, int MOST = WideCols<Weight>::OF, int RING = 6, bool WHOL
 struct Wide {
     typedef Weight W;
     static constexpr bool SPLIT = Tile<W>::SPLIT, LATE = OVERLAP, IS_STAGED = false;
-    static constexpr u32 THREADS = WIDE_THREADS, ROWS = WIDE_ROWS, PANELS = SPLIT ? 2 : 1;
+    static constexpr u32 PANELS = SPLIT ? 2 : 1;
     static constexpr int COLS = MOST, EACH = WHOLE || W::RUNS < 2 ? W::RUNS : 2, AHEAD = LATE ? 2 : 1;
     static constexpr u32 CHUNK = COLS * 128 * PANELS, STAGE = CHUNK * EACH;
     static constexpr u32 STAGES = RING / EACH > 2 ? RING / EACH : 2;

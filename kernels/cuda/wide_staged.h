@@ -17,7 +17,7 @@ struct WideStaged {
     typedef typename Of::type W;
     static constexpr bool IS_STAGED = true;
     static constexpr int COLS = MOST, RUNS = W::RUNS;
-    static constexpr u32 THREADS = WIDE_THREADS, ROWS = WIDE_ROWS, WARPS = THREADS / 32;
+    static constexpr u32 WARPS = WIDE_THREADS / 32;
     // Bytes of a warp's copies: two steps of 16 rows.
     static constexpr u32 PITCH = 16 * Of::PIECES, COPIES = 2 * 16 * PITCH;
     static constexpr u32 ACTIVATIONS = RING * MOST * 128;

@@ -72,8 +72,7 @@ static void test_linear(const char* name, LinearKernel kernel, u32 rows, u32 k, 
 static void test_gated(u32 rows, u32 k, u32 n) {
     Array<float> x = normals((size_t)rows * k);
     const Weights gate(n, k), up(n, k);
-    const float scale = gate.inverse(k);
-    for (float& v : x) v *= scale;
+    gate.level(x, k);
     const Array<u16> in = packed(x, rows, k, {});
     Array<float> out((size_t)rows * n, NAN);
     const BatchGatedLinear a = {{nullptr, gate.matrix, up.matrix, out.data(), rows, k, n, ACT_SILU, 0, 0, {}},
@@ -94,8 +93,7 @@ static void test_experts(const char* name, ExpertsKernel first_kernel, ExpertsKe
     Array<float> x = normals((size_t)rows * d);
     const Weights gate((u64)n_expert * d_ff, d), up((u64)n_expert * d_ff, d), down((u64)n_expert * d, d_ff);
     const Weights sgate(d_ff, d), sup(d_ff, d), sdown(d, d_ff);
-    const float scale = gate.inverse(d);
-    for (float& v : x) v *= scale;
+    gate.level(x, d);
     const Array<float> bias = normals((size_t)n_expert * d_ff), up_bias = normals((size_t)n_expert * d_ff);
     const Array<float> down_bias = normals((size_t)n_expert * d);
     Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u), places(pairs);

@@ -14,6 +14,9 @@
 #undef LANES
 #define K_BLOCKS 0
 #define V_BLOCKS 0
+#ifndef WORKERS
+#define WORKERS 8
+#endif
 #include "cuda/attend_long.cu"
 #undef THREADS
 #undef HALF
@@ -223,8 +226,7 @@ static void test_experts(u32 rows, u32 n_used, u32 d, u32 d_ff, bool has_shared,
     p.kind = NORMED, p.w = gain.data(), p.eps = 1e-2f;
     const Weights gate((u64)n_expert * d_ff, d), up((u64)n_expert * d_ff, d), down((u64)n_expert * d, d_ff);
     const Weights sgate(ds, d), sup(ds, d), sdown(d, ds);
-    const float scale = gate.inverse(d);
-    for (float& v : gain) v *= scale;
+    gate.level(gain, d);
     const Array<float> in = after(p, x, rows, d);
     Array<u32> ids;
     for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * n_expert));
@@ -286,12 +288,10 @@ static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32
     const Weights gate((u64)n_expert * d_ff, d), up((u64)n_expert * d_ff, d), down((u64)n_expert * d, d_ff);
     const u32 ds = dense ? dense : d_ff;
     const Weights sgate(ds, d), sup(ds, d), sdown(d, ds);
-    const float scale = gate.inverse(d);
-    for (float& v : gain) v *= scale;
+    gate.level(gain, d);
     const Array<float> in = after(p, x, 1, d);
     Array<float> own_gain = normals(d);
-    const float scale = gate.inverse(d);
-    for (float& v : own_gain) v *= scale;
+    gate.level(own_gain, d);
     Prologue own = p;
     if (dense) own.w = own_gain.data();
     const Array<float> own_in = after(own, x, 1, d);
@@ -412,8 +412,7 @@ static void test_few_pairs(u32 rows, u32 n_used, u32 d, u32 d_ff, bool has_share
     p.kind = NORMED, p.w = gain.data(), p.eps = 1e-2f;
     const Weights gate((u64)n_expert * d_ff, d), up((u64)n_expert * d_ff, d), down((u64)n_expert * d, d_ff);
     const Weights sgate(d_ff, d), sup(d_ff, d), sdown(d, d_ff);
-    const float scale = gate.inverse(d);
-    for (float& v : gain) v *= scale;
+    gate.level(gain, d);
     const Array<float> in = after(p, x, rows, d), bias = normals((size_t)n_expert * d);
     Array<u32> ids;
     for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * n_expert));
@@ -511,8 +510,7 @@ static void test_few_experts_rows(u32 rows, u32 d, u32 d_ff, bool has_shared, u3
     for (u32 i = 0; i < rows * N_EXPERT; i++) logits[i] -= i % N_EXPERT > n_expert ? 20 : 0;
     const Weights gate((u64)n_expert * d_ff, d), up((u64)n_expert * d_ff, d), down((u64)n_expert * d, d_ff);
     const Weights sgate(d_ff, d), sup(d_ff, d), sdown(d, d_ff);
-    const float scale = gate.inverse(d);
-    for (float& v : gain) v *= scale;
+    gate.level(gain, d);
     Prologue p = {};
     p.kind = NORMED, p.w = gain.data(), p.eps = 1e-2f;
     const Array<float> in = after(p, x, rows, d);
@@ -619,6 +617,7 @@ static void test_pair() {
 
 // One new position of each of several sequences; without `workers` by the kernel for short contexts.
 static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_stride, u32 workers, u32 stages) {
+    workers = std::min<u32>(workers, WORKERS);
     const u32 n_kv = 2, n_head = n_kv * group, tiles = (group + HEADS - 1) / HEADS, half = group == 3 ? D / 2 : 12;
     const std::vector<u32> positions = {70, 0, 31, 64};
     const u32 rows = positions.size(), per = 4;
@@ -668,7 +667,7 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
     const u32 n_shared = workers * stages * 2 * 16 * (D + 8) * 2;
     const u32 blocks = rows * tiles * n_kv * n_splits + 2;
     if (workers > 0) {
-        launch({blocks, 1, 1}, 256, n_shared, attend_long, a);
+        launch({blocks, 1, 1}, 32 * WORKERS, n_shared, attend_long, a);
     } else {
         launch({blocks, 1, 1}, 256, 0, attend, a);
     }
@@ -729,8 +728,8 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
     for (u32 t = 0; t < rows; t++) chunks[rows - 1 - t].first_page = t * per;
     a.step.positions = pos3.data(), a.step.chunk_of = chunk_of3.data();
     a.q = {ready.data(), nullptr, nullptr, n_head, D, 0, 0}, a.k = a.v = {nullptr, nullptr, nullptr, n_kv, D, 0, 0};
-    a.q_stride = D, a.out = among.data(), a.columns = nullptr, a.singles = 1;
-    launch({blocks, 1, 1}, 256, n_shared, attend_long, a);
+    a.q_stride = D, a.out = among.data(), a.columns = nullptr, a.singles = 1, a.cached = 1;
+    launch({blocks, 1, 1}, 32 * WORKERS, n_shared, attend_long, a);
     if (n_splits == 3) launch({rows * n_head, 1, 1}, 256, 0, attend_merge, a);
     Array<float> found;
     for (u32 token = 0; token < all; token++) {

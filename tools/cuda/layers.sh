@@ -31,7 +31,7 @@ one() {
     one few_down_q6 few_down $q6 -DN_EXPERT=128
     one router router -DWEIGHT=f32 '-DWEIGHT_HEADER="quant/f32.h"' -DN_EXPERT=128
     one few_routed few_routed $q4 -DN_EXPERT=128
-    one attend_long attend_long -DD=128 -DHEADS=8
+    one attend_long attend_long -DD=128 -DHEADS=8 -DWORKERS=8 -DK_BLOCKS=0 -DV_BLOCKS=0
     for heads in ${HEADS:-1 2 4}; do one attend$heads attend -DD=128 -DHEADS=$heads; done
 }
 wait

@@ -91,8 +91,7 @@ static double act(u32 kind, double g, double u) {
 static void test_gated(const char* name, GatedKernel kernel, u32 rows, u32 k, u32 n, u32 kind, dim3 grid, bool tiled) {
     Array<float> x = normals((size_t)rows * k);
     const Weights gate(n, k), up(n, k);
-    const float scale = gate.inverse(k);
-    for (float& v : x) v *= scale;
+    gate.level(x, k);
     Array<float> out((size_t)rows * n, NAN);
     const GatedLinear a = {x.data(), gate.matrix, up.matrix, out.data(), rows, k, n, kind, 1.702f, 7.0f, {}};
     launch(grid, strstr(name, "vec") ? VEC_THREADS : 256, SHARED, kernel, a);
@@ -109,8 +108,7 @@ static void test_experts(const char* name, ExpertsKernel kernel, u32 rows, u32 n
     const u32 pairs = rows * n_used;
     Array<float> x = normals((size_t)(per_pair ? pairs : rows) * k);
     const Weights w((u64)n_expert * n, k), up((u64)n_expert * n, k);
-    const float scale = w.inverse(k);
-    for (float& v : x) v *= scale;
+    w.level(x, k);
     const Array<float> bias = normals((size_t)n_expert * n), up_bias = normals((size_t)n_expert * n);
     Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u), places(pairs);
     for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * uniform() * n_expert));
@@ -214,8 +212,7 @@ static void test_linear_wide(const char* name, u32 rows, u32 k, std::vector<u64>
 static void test_gated_wide(const char* name, u32 rows, u32 k, u32 n, u32 kind, u32 width) {
     Array<float> x = normals((size_t)rows * k);
     const Weights gate(n, k), up(n, k);
-    const float scale = gate.inverse(k);
-    for (float& v : x) v *= scale;
+    gate.level(x, k);
     Array<float> out((size_t)rows * n, NAN);
     Array<uint4> packed = packed_rows(rows, k);
     const WideGatedLinear a = {{x.data(), gate.matrix, up.matrix, out.data(), rows, k, n, kind, 1.702f, 7.0f},
@@ -240,8 +237,7 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
     const u32 pairs = rows * n_used;
     Array<float> x = normals((size_t)(is_gated ? rows : pairs) * k);
     const Weights w((u64)n_expert * n, k), up((u64)n_expert * n, k);
-    const float scale = w.inverse(k);
-    for (float& v : x) v *= scale;
+    w.level(x, k);
     const Array<float> bias = normals((size_t)n_expert * n), up_bias = normals((size_t)n_expert * n);
     Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u), places(pairs), further(pairs + n_expert);
     for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * uniform() * n_expert));
@@ -273,10 +269,10 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
             launch({(n_rows + BYTES_ROWS - 1) / BYTES_ROWS, n_tiles, 1}, BYTES_THREADS, BYTES_SHARED,
                    experts_gated_bytes, b);
         } else if (form == NARROW) {
-            launch({blocks(n_rows, Few::Narrow::ROWS), n_tiles, 1}, Few::Narrow::THREADS, Few::Narrow::SHARED,
+            launch({blocks(n_rows, WIDE_ROWS), n_tiles, 1}, WIDE_THREADS, Narrow::SHARED,
                    is_gated ? experts_gated_narrow : experts_narrow, b);
         } else if (form == MIDDLE) {
-            launch({blocks(n_rows, Few::Middle::ROWS), n_tiles, 1}, Few::Middle::THREADS, Few::Middle::SHARED,
+            launch({blocks(n_rows, WIDE_ROWS), n_tiles, 1}, WIDE_THREADS, Middle::SHARED,
                    is_gated ? experts_gated_middle : experts_middle, b);
         } else if (form == QUEUE) {
             launch({3, 1, 1}, QUEUE_THREADS, WideQueue<WEIGHT>::SHARED + 4 * (n_expert + 1),
@@ -319,8 +315,8 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
         for (size_t i = (size_t)first[n_expert] * n / 2; i < rounded.size(); i++) failures += rounded[i] != 0x3e803e80u;
     }
     if (is_gated && !Wide<WEIGHT>::SPLIT && n % WEIGHT::BLOCK == 0) {
-        typedef BatchOf<WEIGHT>::type Narrow;
-        const u32 orders[2][2] = {{WEIGHT::RUNS, WEIGHT::PAIRED}, {Narrow::RUNS, Narrow::PAIRED}};
+        typedef BatchOf<WEIGHT>::type InBatch;
+        const u32 orders[2][2] = {{WEIGHT::RUNS, WEIGHT::PAIRED}, {InBatch::RUNS, InBatch::PAIRED}};
         for (u32 i = 0; i < 2; i++) {
             WideExperts b = a, c = a;
             Array<uint4> hidden = packed_rows(pairs, n), expected = hidden;

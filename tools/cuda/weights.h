@@ -77,6 +77,11 @@ struct Weights {
         for (float v : values) sum += (double)v * v;
         return (float)(1 / sqrt(sum / values.size() * k));
     }
+    // Activations whose products with rows of k numbers are of size one.
+    void level(Array<float>& x, u32 k) const {
+        const float scale = inverse(k);
+        for (float& v : x) v *= scale;
+    }
     static const std::vector<std::pair<int, int>> SCALES;
 };
 // Bytes of scales in a block of f16 or 8-bit floats, and of floats with none.
