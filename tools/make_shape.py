@@ -34,6 +34,8 @@ BLOCKS = {T.Q4_K: (256, 144), T.Q5_0: (32, 22), T.Q6_K: (256, 210), T.Q8_0: (32,
 OF_32 = {T.Q4_K: T.Q5_0, T.Q6_K: T.Q8_0}
 POOL = 48 << 20
 PIECE = 16 << 20
+# Tokens of images, of models that see.
+SEEN = [b"<|vision_start|>", b"<|vision_end|>", b"<|image_pad|>"]
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n'}}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -66,9 +68,12 @@ class Shape:
         tokens = [bytes(tokens.parts[i]) for i in tokens.data]
         if len(tokens) > n:
             raise SystemExit(f"{path} has {len(tokens)} tokens, more than {n}")
-        types = list(r.fields["tokenizer.ggml.token_type"].contents()) + [5] * (n - len(tokens))  # 5: unused
-        w.add_token_list(tokens + [b"<|unused%d|>" % i for i in range(len(tokens), n)])
-        w.add_token_types(types)
+        seen = SEEN if self.arch.startswith("qwen35") else []
+        tokens = (tokens + [b"<|unused%d|>" % i for i in range(len(tokens), n)])[: n - len(seen)] + seen
+        n_own = len(r.fields["tokenizer.ggml.tokens"].data)
+        types = list(r.fields["tokenizer.ggml.token_type"].contents()) + [5] * (n - n_own)  # 5: unused
+        w.add_token_list(tokens)
+        w.add_token_types(types[: n - len(seen)] + [3] * len(seen))  # 3: control
         w.add_token_merges(r.fields["tokenizer.ggml.merges"].contents())
         eos = r.fields.get("tokenizer.ggml.eos_token_id")
         w.add_eos_token_id(eos.contents() if eos else n - 1)

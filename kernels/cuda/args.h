@@ -61,12 +61,12 @@ struct GatedLinear {
 };
 
 struct Embed {
-    const u32* ids;  // [rows]
+    const u32* ids;  // [rows, stride]: the first of each
     Matrix table;    // [n_vocab, d]
     float* out;      // [rows, d]
     u32 rows, d;
     float scale;
-    u32 reserved;
+    u32 stride;
 };
 
 struct HeadLinear {
@@ -283,7 +283,7 @@ struct Input {
 
 struct Elementwise {
     float* x;        // [n]
-    const float* y;  // [n], or [n / width], or [1]
+    const float* y;  // [n], or [n / width], or [width]
     float* out;      // [n]
     u64 n;
     u32 width, act;
@@ -293,13 +293,15 @@ struct Elementwise {
 struct DecayBeta {
     const float* a;       // [rows, n]
     const float* b;       // [rows, n / each], or null
-    const float* a_log;   // [n / each]
+    const float* a_log;   // [n / each, rates]
     const float* dt_bias; // [n]
-    float* g;             // [rows, n]
+    float* g;             // [rows, n, rates]
     float* beta;          // [rows, n / each]
     u64 len;              // rows * n
     u64 n;
-    u32 each;             // decays of a head
+    u32 each;             // numbers of `a` of a head
+    u32 rates;            // decays of a number of `a`
+    float bound;          // of the decays' exponents, or 0
     u32 reserved;
 };
 
@@ -333,14 +335,14 @@ struct Attention {
     const float* sinks;   // [n_head], or null
     float* out;           // [T, n_head, d_v]
     float* partial;       // [T, n_head, n_splits, d_v + 2]
-    const u32* ends;      // [T], of `attention`: the position after the last that a token sees; null: after its own
+    const u32* ends;      // [T], the position after the last that a token sees; null: after its own
     u32 rows, n_head, n_kv;
     u32 n_splits;         // of attention_tile: the number of chunks
     u32 window;           // as first_seen takes it
     u32 windowed;         // the cache keeps a window
     float scale, softcap; // softcap 0: none
     u32 singles;          // not 0: chunks of one token are for `attention`, others for attention_tile
-    u32 reserved;
+    u32 reach;            // positions from its own on that a token sees of its span at most; 0: all
 };
 
 struct CausalConv {
@@ -392,6 +394,8 @@ struct Route {
     float norm_eps;
     LogitSums sums;
     u32 first, n_local;        // 0, or the experts of this part of a plan
+    float margin;              // of the score that compares experts with those near them
+    u32 reserved;
 };
 
 // Rows of x behind a norm, packed (`columns.h`).
@@ -492,8 +496,10 @@ struct Combine {
 struct Select {
     const float* x;  // [T, d]
     const u32* rows; // [R]
-    float* out;      // [R, d]
+    float* out;      // [R, d_out]
     u32 n_rows, d;
+    u32 d_out;       // d times the rows that are merged
+    u32 reserved;
 };
 
 // Heads of q, k or v.

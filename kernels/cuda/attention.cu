@@ -8,7 +8,9 @@
 // positions as a warp has lanes: each lane finds the scores of its position with the heads of its warp, and then every
 // thread sums its own numbers of the values for all heads. With several splits each leaves its sums, and
 // attention_merge puts them together.
+#include "cuda/async.h"
 #include "cuda/kv.h"
+#include "cuda/mma.h"
 
 #define THREADS 128
 #define N_WARPS (THREADS / 32)
@@ -85,8 +87,7 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
     const u32 pos = a.step.positions[token];
     const Chunk c = a.step.chunks[a.step.chunk_of[token]];
     const u32 first_pos = first_seen(a.window, pos);
-    // A token of a span sees it to its end.
-    const u32 last = a.ends ? a.ends[token] - 1 : pos;
+    const u32 last = last_seen(a, token, pos);
     const u32 first_block = first_pos / PAGE, n_blocks = last / PAGE + 1 - first_block;
     // The splits' shares of the blocks, in order; late ones may be empty.
     const u32 each = (n_blocks + a.n_splits - 1) / a.n_splits;
@@ -228,46 +229,25 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
 // a page are staged in shared memory while the page before is multiplied; queries are scaled to at most 1 and rounded
 // to f16, as shares are; sums are f32. Pages run in order: same input, same bits. Dynamic shared memory:
 // `attention_tile` of `nodes/attention.rs`.
-#if KV_F16 && D_K % 32 == 0 && D_V % 32 == 0 && D_K <= 576 && D_V <= 512
+#define TILED(d, most) ((d) % 32 == 0 ? (d) <= (most) : (d) % 8 == 0 && (d) <= 128)
+#if KV_F16 && TILED(D_K, 576) && TILED(D_V, 512) && (!V_IN_K || D_K % 32 == 0)
 #define ROWS 64
+// Products of 16 numbers of keys and queries; the last one's half may be zeros.
+#define K_STEPS ((D_K + 15) / 16)
 // Warps that share rows, and the values that each of them sums.
 #define HALVES (D_V > 256 ? 2 : 1)
 #define TILE_THREADS (128 * HALVES)
 #define TILE_V (D_V / HALVES)
 // Strides that spread the eight rows of a matrix over all banks.
-#define K_STRIDE (D_K + 8)
-#define V_STRIDE (V_IN_K ? K_STRIDE : D_V + 8)
+#define K_STRIDE (16 * K_STEPS + 8)
+#define V_STRIDE (V_IN_K ? K_STRIDE : (D_V + 15) / 16 * 16 + 8)
 // Queries of wide heads lie in shared memory.
 #define Q_SHARED (D_K > 128)
 
 extern __shared__ uint4 tile_memory[];
 
-__device__ __forceinline__ u32 f16_pair(float low, float high) {
-    u32 pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-
-// As `mma` of mma.h, on f16.
-__device__ __forceinline__ void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-// Four 8 x 8 matrices; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void load_matrices(u32 (&m)[4], const u16* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-                 : "r"(shared_address(row)));
-}
-__device__ __forceinline__ void load_transposed(u32 (&m)[4], const u16* row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-                 : "r"(shared_address(row)));
+__device__ __forceinline__ void mma_rows(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    mma_f16(c, a[0], a[1], a[2], a[3], b0, b1);
 }
 
 // Copies a page's positions below `n_there` and clears the others, which may hold anything.
@@ -275,9 +255,8 @@ template <int D, int STRIDE>
 __device__ __forceinline__ void stage(u16* to, const u16* from, u32 n_there) {
 #pragma unroll 8
     for (u32 i = threadIdx.x; i < PAGE * D / 8; i += TILE_THREADS) {
-        const u32 row = i / (D / 8), column = i % (D / 8) * 8, bytes = row < n_there ? 16 : 0;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to + row * STRIDE + column)),
-                     "l"(from + row * D + column), "r"(bytes));
+        const u32 row = i / (D / 8), column = i % (D / 8) * 8;
+        copy_async_if(to + row * STRIDE + column, from + row * D + column, row < n_there);
     }
 }
 
@@ -299,7 +278,10 @@ KERNEL __launch_bounds__(TILE_THREADS, D_V <= 128 ? 3 : 1) attention_tile(const 
     const u32 first_pos = c.pos + begin, last_pos = first_pos + n_tokens - 1;
     const u32 seen_from = first_seen(a.window, first_pos);
     const u32 seen_by_last = first_seen(a.window, last_pos);
-    const u32 first_block = seen_from / PAGE, end_block = last_pos / PAGE + 1;
+    // What the first token sees at the end, and what the last one does.
+    const u32 first_last = last_seen(a, c.first + begin, first_pos);
+    const u32 last_last = last_seen(a, c.first + begin + n_tokens - 1, last_pos);
+    const u32 first_block = seen_from / PAGE, end_block = last_last / PAGE + 1;
 
     const auto fetch = [&](u32 block, u32 slot) {
         const u64 page = (u64)page_of(a.step, c, a.windowed, block) * a.n_kv + kv_head;
@@ -308,25 +290,32 @@ KERNEL __launch_bounds__(TILE_THREADS, D_V <= 128 ? 3 : 1) attention_tile(const 
         if (!V_IN_K) {
             stage<D_V, V_STRIDE>(values + slot * PAGE * V_STRIDE, (const u16*)a.v_cache + page * PAGE * D_V, n_there);
         }
-        asm volatile("cp.async.commit_group;");
+        copy_async_commit();
     };
     fetch(first_block, 0);
+    if (D_K % 16 != 0) {
+        for (u32 i = threadIdx.x; i < 2 * PAGE; i += TILE_THREADS) {
+            *(uint4*)(keys + i * K_STRIDE + D_K) = make_uint4(0, 0, 0, 0);
+        }
+    }
 
     // This thread's two rows, g and g + 8 of its warp.
-    u32 pos[2], from[2], head[2];
+    u32 last[2], from[2], head[2];
     bool is_row[2];
     u64 at[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const u32 row = warp * 16 + lane / 4 + 8 * i, token = row / heads;
         is_row[i] = row < per_tile * heads && token < n_tokens;
-        pos[i] = first_pos + token;
-        from[i] = first_seen(a.window, pos[i]);
+        const u32 pos = first_pos + token;
+        last[i] = is_row[i] ? last_seen(a, c.first + begin + token, pos) : pos;
+        from[i] = first_seen(a.window, pos);
         head[i] = kv_head * group + first_head + row % heads;
         at[i] = (u64)(c.first + begin + token) * a.n_head + head[i];
     }
     // Queries, divided by their largest number so that f16 holds them, whatever they are.
-    u32 q[Q_SHARED ? 1 : D_K / 16][4];
+    u32 q[Q_SHARED ? 1 : K_STEPS][4];
+    if (!Q_SHARED && D_K % 16 != 0) q[K_STEPS - 1][2] = q[K_STEPS - 1][3] = 0;
     float unit[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -364,7 +353,7 @@ KERNEL __launch_bounds__(TILE_THREADS, D_V <= 128 ? 3 : 1) attention_tile(const 
 
     for (u32 block = first_block; block < end_block; block++) {
         const u32 slot = (block - first_block) % 2;
-        asm volatile("cp.async.wait_group 0;");
+        copy_async_wait<0>();
         __syncthreads();
         if (block + 1 < end_block) fetch(block + 1, slot ^ 1);
 
@@ -381,24 +370,24 @@ KERNEL __launch_bounds__(TILE_THREADS, D_V <= 128 ? 3 : 1) attention_tile(const 
             for (int n = 0; n < PAGE / 8; n++) {
                 u32 b[4];
                 load_matrices(b, k_row + 8 * n * K_STRIDE + 32 * kk);
-                mma_f16(s[n], x[0], b[0], b[1]);
-                mma_f16(s[n], x[1], b[2], b[3]);
+                mma_rows(s[n], x[0], b[0], b[1]);
+                mma_rows(s[n], x[1], b[2], b[3]);
             }
         }
 #else
 #pragma unroll
         for (int n = 0; n < PAGE / 8; n++) {
 #pragma unroll
-            for (int kk = 0; kk < D_K / 32; kk++) {
+            for (int kk = 0; kk < K_STEPS; kk += 2) {
                 u32 b[4];
-                load_matrices(b, k_row + 8 * n * K_STRIDE + 32 * kk);
-                mma_f16(s[n], q[2 * kk], b[0], b[1]);
-                mma_f16(s[n], q[2 * kk + 1], b[2], b[3]);
+                load_matrices(b, k_row + 8 * n * K_STRIDE + 16 * kk);
+                mma_rows(s[n], q[kk], b[0], b[1]);
+                if (kk + 1 < K_STEPS) mma_rows(s[n], q[kk + 1], b[2], b[3]);
             }
         }
 #endif
         // Some row may not see all of the page.
-        const bool is_edge = block * PAGE + PAGE - 1 > first_pos || block * PAGE < seen_by_last;
+        const bool is_edge = block * PAGE + PAGE - 1 > first_last || block * PAGE < seen_by_last;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             float now = top[i];
@@ -411,7 +400,7 @@ KERNEL __launch_bounds__(TILE_THREADS, D_V <= 128 ? 3 : 1) attention_tile(const 
                     x *= LOG2_E;
                     if (is_edge) {
                         const u32 p = block * PAGE + 8 * n + lane % 4 * 2 + j;
-                        if (p < from[i] || p > pos[i]) x = -INF;
+                        if (p < from[i] || p > last[i]) x = -INF;
                     }
                     s[n][2 * i + j] = x;
                     now = fmaxf(now, x);
@@ -446,11 +435,11 @@ KERNEL __launch_bounds__(TILE_THREADS, D_V <= 128 ? 3 : 1) attention_tile(const 
             const u32 first = 16 * kk + lane / 8 % 2 * 8 + lane % 8;
             const u16* row = v_rows + first * V_STRIDE + lane / 16 * 8 + half * TILE_V;
 #pragma unroll
-            for (int n = 0; n < TILE_V / 16; n++) {
+            for (int n = 0; n < TILE_V / 8; n += 2) {
                 u32 b[4];
-                load_transposed(b, row + 16 * n);
-                mma_f16(acc[2 * n], p, b[0], b[1]);
-                mma_f16(acc[2 * n + 1], p, b[2], b[3]);
+                load_transposed(b, row + 8 * n);
+                mma_rows(acc[n], p, b[0], b[1]);
+                if (n + 1 < TILE_V / 8) mma_rows(acc[n + 1], p, b[2], b[3]);
             }
         }
     }

@@ -113,13 +113,15 @@ enum Act : u32 { ACT_SILU = 0, ACT_GELU_TANH = 1, ACT_SWIGLU = 2, ACT_CLAMPED_SI
 // A quotient of two instructions: g / inf is 0, and so is a quotient below 2^-120.
 __device__ __forceinline__ float silu(float g) { return __fdividef(g, 1.0f + expf(-g)); }
 
+// x * Phi(x), nearly
+__device__ __forceinline__ float gelu_tanh(float x) {
+    return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+}
+
 // act(g) * u; `alpha` is of the clamped SwiGLU of gpt-oss, `limit` of it and of the clamped silu. Comparisons keep NaN.
 __device__ __forceinline__ float gated(u32 act, float g, float u, float alpha, float limit) {
     if (act == ACT_SILU) return silu(g) * u;
-    if (act == ACT_GELU_TANH) {
-        const float inner = 0.7978845608028654f * (g + 0.044715f * g * g * g);
-        return 0.5f * g * (1.0f + tanhf(inner)) * u;
-    }
+    if (act == ACT_GELU_TANH) return gelu_tanh(g) * u;
     if (act == ACT_RELU) return (g < 0.0f ? 0.0f : g) * u;
     u = u > limit ? limit : u < -limit ? -limit : u;
     if (act == ACT_CLAMPED_SILU) {

@@ -1,5 +1,5 @@
-// Ops on single numbers: add, scale, scale_by, softcap, gate_by, gated_act, decay_beta; and those that move
-// numbers only: split_heads and join_heads, select, input. A thread a number, 256 threads a block.
+// Ops on single numbers: add, add_bias, scale, scale_by, softcap, clamp, gelu, gate_by, gated_act, decay_beta; and those
+// that move numbers only: constant, split_heads and join_heads, select, input. A thread a number, 256 threads a block.
 #include "cuda/common.h"
 #include "cuda/args.h"
 
@@ -21,10 +21,35 @@ KERNEL __launch_bounds__(256) scale(const __grid_constant__ Elementwise a) {
     a.x[i] *= a.a;
 }
 
-// x *= y[0]
+// x[t, :] *= y, `width` numbers
 KERNEL __launch_bounds__(256) scale_by(const __grid_constant__ Elementwise a) {
     ELEMENT_OR_RETURN(a.n)
-    a.x[i] *= a.y[0];
+    a.x[i] *= a.y[i % a.width];
+}
+
+// x[t, :] += y
+KERNEL __launch_bounds__(256) add_bias(const __grid_constant__ Elementwise a) {
+    ELEMENT_OR_RETURN(a.n)
+    a.x[i] += a.y[i % a.width];
+}
+
+// x[t, :] = y
+KERNEL __launch_bounds__(256) fill_rows(const __grid_constant__ Elementwise a) {
+    ELEMENT_OR_RETURN(a.n)
+    a.x[i] = a.y[i % a.width];
+}
+
+// x = min(max(x, y[0]), out[0])
+KERNEL __launch_bounds__(256) clamp(const __grid_constant__ Elementwise a) {
+    ELEMENT_OR_RETURN(a.n)
+    a.x[i] = fminf(fmaxf(a.x[i], a.y[0]), a.out[0]);
+}
+
+// x = x * Phi(x), by the error function, or where act is 1 by tanh
+KERNEL __launch_bounds__(256) gelu(const __grid_constant__ Elementwise a) {
+    ELEMENT_OR_RETURN(a.n)
+    const float x = a.x[i];
+    a.x[i] = a.act ? gelu_tanh(x) : 0.5f * x * erfcf(-0.7071067811865476f * x);
 }
 
 // x = cap * tanh(x / cap)
@@ -49,12 +74,16 @@ KERNEL __launch_bounds__(256) gated_act(const __grid_constant__ Elementwise a) {
     a.out[i] = gated(a.act, a.x[i], a.y[i], a.a, a.b);
 }
 
-// g = exp(a_log * softplus(a + dt_bias)), beta = sigmoid(b)
+// g = exp(a_log * softplus(a + dt_bias)), or with a bound exp(bound * sigmoid(a_log * (a + dt_bias))); beta =
+// sigmoid(b), or the softplus
 KERNEL __launch_bounds__(256) decay_beta(const __grid_constant__ DecayBeta a) {
     ELEMENT_OR_RETURN(a.len)
     const u64 c = i % a.n, head = i / a.each;
-    const float step = softplus(a.a[i] + a.dt_bias[c]);
-    a.g[i] = expf(a.a_log[c / a.each] * step);
+    const float x = a.a[i] + a.dt_bias[c], step = softplus(x);
+    for (u32 r = 0; r < a.rates; r++) {
+        const float rate = a.a_log[c / a.each * a.rates + r];
+        a.g[i * a.rates + r] = expf(a.bound != 0.0f ? a.bound * sigmoid(rate * x) : rate * step);
+    }
     if (i % a.each == 0) a.beta[head] = a.b ? sigmoid(a.b[head]) : step;
 }
 
@@ -77,8 +106,8 @@ KERNEL __launch_bounds__(256) input_rows(const __grid_constant__ Input a) {
     *to = a.add ? *to + own : own;
 }
 
-// out[r] = x[rows[r]]
+// out[r] = x[rows[r]] and the rows that follow it, side by side
 KERNEL __launch_bounds__(256) select_rows(const __grid_constant__ Select a) {
-    ELEMENT_OR_RETURN((u64)a.n_rows * a.d)
-    a.out[i] = a.x[(u64)a.rows[i / a.d] * a.d + i % a.d];
+    ELEMENT_OR_RETURN((u64)a.n_rows * a.d_out)
+    a.out[i] = a.x[(u64)a.rows[i / a.d_out] * a.d + i % a.d_out];
 }

@@ -1,4 +1,5 @@
-// embed: out[r, :] = table[ids[r], :] * scale, the table of any type. A thread a unit of a row.
+// embed: out[r, :] = table[ids[r], :] * scale, the table of any type. A thread a unit of a row. Places of a token are
+// ids too, of which the table takes one.
 #include "cuda/args.h"
 #include "cuda/common.h"
 #include WEIGHT_HEADER
@@ -9,7 +10,7 @@ KERNEL __launch_bounds__(128) embed(const __grid_constant__ Embed a) {
     PDL_WAIT();
     const u32 unit = blockIdx.y * blockDim.x + threadIdx.x;
     if ((u64)unit * WEIGHT::UNIT >= a.d) return;
-    const Row row = row_of<WEIGHT>(a.table.q, a.table.scales, a.table.biases, a.ids[blockIdx.x], a.d);
+    const Row row = row_of<WEIGHT>(a.table.q, a.table.scales, a.table.biases, a.ids[(u64)blockIdx.x * a.stride], a.d);
     float* out = a.out + (u64)blockIdx.x * a.d;
     WEIGHT::Raw raw;
     WEIGHT::load(row, unit, raw);

@@ -33,6 +33,14 @@ __device__ __forceinline__ u32 first_seen(u32 window, u32 pos) {
     return window != 0 && pos + 1 > window ? pos + 1 - window : 0;
 }
 
+// The last position that a token sees: its own, that of its span's end where the step has spans, up to `reach`
+// positions from its own on.
+__device__ __forceinline__ u32 last_seen(const Attention& a, u32 token, u32 pos) {
+    if (!a.ends) return pos;
+    const u32 last = a.ends[token] - 1;
+    return a.reach != 0 && last - pos >= a.reach ? pos + a.reach - 1 : last;
+}
+
 // The page that holds a block of PAGE positions of a chunk's sequence.
 __device__ __forceinline__ u32 page_of(const Step& step, const Chunk& c, u32 windowed, u32 block) {
     return windowed ? step.window_pages[c.first_window_page + block - c.first_window_block]

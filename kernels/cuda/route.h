@@ -11,7 +11,7 @@
 #include "cuda/choose.h"
 #include "cuda/common.h"
 
-enum Score : u32 { SCORE_SOFTMAX = 0, SCORE_SIGMOID = 1, SCORE_RAW = 2 };
+enum Score : u32 { SCORE_SOFTMAX = 0, SCORE_SIGMOID = 1, SCORE_RAW = 2, SCORE_SPARSE = 3 };
 
 #define EACH ((N_EXPERT + 31) / 32)
 
@@ -33,6 +33,20 @@ __device__ __forceinline__ void store_choice(const Route& a, u64 row, u32 expert
     const u32 own = local_expert(a, expert);
     a.ids[slot] = own;
     a.weights[slot] = own == ELSEWHERE ? 0.0f : weight;
+}
+
+// The share of slot `slot`'s expert among those near it that no slot before it has (Phi-3.5-MoE). Where both logits are
+// 0 the quotient is NaN, and they are near.
+__device__ __forceinline__ double share_of_near(const float* logits, const u32* ids, u32 slot, float margin) {
+    const float own = __ldcg(logits + ids[slot]);
+    double sum = 0.0;
+    for (u32 e = 0; e < N_EXPERT; e++) {
+        bool is_taken = false;
+        for (u32 i = 0; i < slot; i++) is_taken |= ids[i] == e;
+        const float x = __ldcg(logits + e);
+        if (!is_taken && !((own - x) / fmaxf(fabsf(x), own) > margin)) sum += exp((double)x - (double)own);
+    }
+    return 1.0 / sum;
 }
 
 // A whole warp takes row `row`, whose logits other blocks may just have written.
@@ -142,6 +156,7 @@ __device__ __forceinline__ void route_row(const Route& a, u64 row, const float* 
             w = has_slot ? exp((double)(float)w - (double)best) : 0.0;
             w /= warp_sum_f64(w);
         }
+        if (a.score == SCORE_SPARSE && has_slot) w = share_of_near(logits, s.ids, lane, a.margin);
         if (a.renormalise) w /= warp_sum_f64(w) + (double)a.eps;
         w *= (double)a.scale;
         if (a.expert_scale) w *= (double)a.expert_scale[id];

@@ -1,12 +1,20 @@
-// Attention of prompts by warpgroup products, emulated on this machine (`host/run.sh`), against sums in double: several
-// chunks of a step, pages in any order, windows, caps and sinks.
+// Attention of prompts by tiles, or with -DWIDE=1 by warpgroup products, emulated on this machine (`host/run.sh`),
+// against sums in double: several chunks of a step, pages in any order, windows, caps, sinks, and spans whose tokens see
+// each other.
 #include "emulate.h"
 
 #define KV_F16 1
 #define D_V D_K
 #define V_IN_K 0
 #define HEADS 8
+#if WIDE
 #include "cuda/attention_wide.cu"
+#else
+#define tile_memory shared
+#include "cuda/attention.cu"
+#define WIDE_THREADS TILE_THREADS
+#define attention_wide attention_tile
+#endif
 
 alignas(1024) uint4 shared[210 * 1024 / 16];
 
@@ -23,6 +31,7 @@ struct Case {
     u32 window;
     float softcap;
     bool has_sinks, singles;
+    u32 span, reach; // tokens of a span, of which every other one is one; how far into it they see, or 0
 };
 
 static int test(const Case& of) {
@@ -55,7 +64,15 @@ static int test(const Case& of) {
             }
         }
     }
+    std::vector<u32> ends;
+    for (const Chunk& c : chunks) {
+        for (u32 t = 0; t < c.len; t++) {
+            const u32 span = of.span ? t / of.span : 1;
+            ends.push_back(c.pos + (span % 2 ? t + 1 : std::min(c.len, (span + 1) * of.span)));
+        }
+    }
     Attention a = {};
+    a.ends = of.span ? ends.data() : nullptr, a.reach = of.reach;
     a.step.chunks = chunks.data(), a.step.pages = pages.data();
     a.q = q.data(), a.k_cache = keys.data(), a.v_cache = values.data(), a.out = out.data();
     a.sinks = of.has_sinks ? sinks.data() : nullptr;
@@ -77,7 +94,9 @@ static int test(const Case& of) {
                 const u32 pos = c.pos + t, from = first_seen(of.window, pos);
                 std::vector<double> e, y(D_V);
                 double total = 0, most = of.has_sinks ? sinks[h] : -INFINITY;
-                for (u32 p = from; p <= pos; p++) {
+                u32 end = ends[c.first + t];
+                if (of.reach) end = std::min(end, pos + of.reach);
+                for (u32 p = from; p < end; p++) {
                     double s = 0;
                     const u16* key = &keys[at(c, h / of.group, p)];
                     for (u32 i = 0; i < D_K; i++) s += query[i] * (double)float_of_f16(key[i]);
@@ -86,7 +105,7 @@ static int test(const Case& of) {
                     e.push_back(s), most = std::max(most, s);
                 }
                 if (of.has_sinks) total = exp(sinks[h] - most);
-                for (u32 p = from; p <= pos; p++) {
+                for (u32 p = from; p < end; p++) {
                     const double share = exp(e[p - from] - most);
                     total += share;
                     for (u32 i = 0; i < D_V; i++) {
@@ -123,6 +142,13 @@ int main() {
         failed += test({"more heads than rows", 1, 130, {chunk(2, 140)}, 0, 0, false, false});
         const std::vector<Chunk> mixed = {chunk(1, 9), chunk(9, 0), chunk(1, 100), chunk(1, 3), chunk(17, 128)};
         failed += test({"alongside single tokens", 1, 16, mixed, 0, 0, false, true});
+#if !WIDE
+        failed += test({"an image", 3, 1, {chunk(150, 0)}, 0, 0, false, false, 150});
+        failed += test({"texts", 2, 1, {chunk(70, 0), chunk(3, 0), chunk(40, 0)}, 0, 0, false, false, 70});
+        failed += test({"windows both ways", 1, 1, {chunk(150, 0), chunk(9, 0)}, 20, 0, false, false, 150, 20});
+        failed += test({"a window of one", 1, 2, {chunk(40, 0)}, 1, 0, false, false, 40, 1});
+        failed += test({"spans of a prompt", 1, 4, {chunk(90, 13), chunk(1, 4), chunk(30, 100)}, 50, 0, true, true, 7});
+#endif
     }
     return failed != 0;
 }

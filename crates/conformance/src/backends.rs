@@ -180,6 +180,8 @@ fn chosen(mut rows: Vec<Row>) -> Vec<Row> {
 
 /// The first GPU, with a cache of this type; says so where there is none.
 pub fn gpu(cache: CacheType) -> Option<Cuda> {
+    let arch = std::env::var("MOEBIUS_CUDA_ARCH").ok().and_then(|arch| arch.parse().ok());
+    arch.into_iter().for_each(cuda::use_older_arch);
     let found = cuda::devices();
     match &found {
         Ok(found) if found.devices.first().is_some_and(|device| device.unusable.is_none()) => {
@@ -209,7 +211,7 @@ fn cuda_rows() -> Vec<Row> {
             logits,
             model: None,
             cut: 3e-2,
-            not_yet: OF_HOST,
+            not_yet: &["choose"],
             tokens: usize::MAX,
             is_simulated: false,
         })

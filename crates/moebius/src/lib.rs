@@ -89,6 +89,7 @@ pub fn main(args: Vec<OsString>) -> u8 {
         out::note!("moebius: warning: the variable {name} is no setting{near}");
     }
     machine::use_kernels(cli.kernels.clone(), cli.compiled_kernels.clone());
+    cli.cuda_arch.into_iter().for_each(gpu::cuda::use_older_arch);
     // Before any thread is started: threads inherit where they run and where their memory is.
     let numa = matches.subcommand().and_then(|(_, given)| given.try_get_one("numa").ok().flatten());
     if let Some(note) = numa.and_then(|&numa| machine::settle_on_nodes(numa)) {

@@ -31,10 +31,10 @@ EOF
         "$out/program"
     done
 done
-for d_k in 64 128 256; do
-    echo "attention, $d_k"
-    ${CXX:-c++} -std=c++17 -O1 -w -I "$root/tools/cuda/host" -I "$out/src" -I "$root/kernels" -DD_K=$d_k \
-        -o "$out/program" "$root/tools/cuda/attention.cpp"
+for kind in 0:8 0:32 0:72 0:80 0:128 0:256 1:64 1:128 1:256; do
+    echo "attention, wide:width $kind"
+    ${CXX:-c++} -std=c++17 -O1 -w -I "$root/tools/cuda/host" -I "$out/src" -I "$root/kernels" -DWIDE="${kind%:*}" \
+        -DD_K="${kind#*:}" -o "$out/program" "$root/tools/cuda/attention.cpp"
     "$out/program"
 done
 for d_k in 64 128; do

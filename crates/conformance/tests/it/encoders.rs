@@ -96,12 +96,18 @@ fn error(found: &[f32], exact: &[f32]) -> f32 {
 #[test]
 fn rows_are_those_of_transformers() {
     let cpu = |cache| Box::new(backends::cpu_with(cpu::Isa::best(), 2, cache)) as Box<dyn Backend>;
-    let backends: [(&str, Box<dyn Backend>, f32); 3] = [
+    let mut backends: Vec<(&str, Box<dyn Backend>, f32)> = vec![
         ("reference", Box::new(Reference), 1e-5),
         ("cpu f32", cpu(CacheType::F32), 1e-5),
         // Keys and values are rounded.
         ("cpu f16", cpu(CacheType::F16), 4e-3),
     ];
+    // Activations too, to bf16, in steps of many rows: the largest of all rows' errors.
+    let cuda = [("cuda f32", CacheType::F32), ("cuda f16", CacheType::F16)];
+    backends.extend(
+        cuda.into_iter()
+            .filter_map(|(label, cache)| Some((label, Box::new(backends::gpu(cache)?) as Box<dyn Backend>, 8e-2))),
+    );
     for name in NAMES {
         let (texts, files) = model(name);
         for (label, backend, tolerance) in &backends {
@@ -113,11 +119,12 @@ fn rows_are_those_of_transformers() {
                 let off = error(&together, &exact);
                 println!("{name} {label} {}: {off:.2e}", file.file_name().unwrap().display());
                 assert!(off <= *tolerance, "{name} {label} {}: {off:.2e}", file.display());
-                // A text by itself gives the same bits.
+                // A text by itself gives the same bits, or on a GPU nearly so.
                 let mut at = 0;
                 for text in &texts {
                     let alone = program.step(&batch(&[text], asked)).unwrap().hidden.to_vec();
-                    assert_eq!(alone, together[at..at + alone.len()], "{name} {label}");
+                    let off = error(&alone, &together[at..at + alone.len()]);
+                    assert!(off <= if label.starts_with("cuda") { 2.0 * tolerance } else { 0.0 }, "{name} {label}");
                     at += alone.len();
                 }
             }
@@ -167,6 +174,9 @@ fn places_are_looked_up_in_tables_of_every_type() {
         let exact = step(&Reference);
         assert!(exact.iter().any(|&x| x != 0.0) && exact.iter().all(|x| x.is_finite()), "{t}");
         assert_eq!(step(&backends::cpu_with(cpu::Isa::best(), 2, CacheType::F32)), exact, "{t}");
+        if let Some(cuda) = backends::gpu(CacheType::F32) {
+            assert!(error(&step(&cuda), &exact) < 1e-5, "{t}");
+        }
     }
 }
 
@@ -195,24 +205,6 @@ fn steps_of_anything_but_whole_texts_are_refused() {
                 }
             }
         }
-    }
-}
-
-#[test]
-fn gpus_refuse_them() {
-    let cuda = gpu::cuda::Cuda {
-        device: 0,
-        cache: CacheType::F16,
-        cubins: None,
-        kernels: None,
-        ahead: None,
-        progress: None,
-        host: None,
-    };
-    for name in NAMES {
-        let plan = model::build(&checkpoint::open(&model(name).1[0]).unwrap()).unwrap();
-        let why = cuda.lower(plan).unwrap_err().to_string();
-        assert_eq!(why, "compile plan: backend cuda cannot run models that encode whole texts", "{name}");
     }
 }
 

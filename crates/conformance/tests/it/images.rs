@@ -77,6 +77,18 @@ fn features_are_the_original_encoders() {
     }
 }
 
+/// Activations next to weights are rounded to bf16 there, queries and shares of attention to f16.
+#[test]
+fn gpus_find_features() {
+    for model in models() {
+        for cache in [CacheType::F32, CacheType::F16] {
+            if let Some(cuda) = gpu(cache) {
+                model.check_features(&format!("cuda, {cache} cache"), Box::new(cuda), 4e-2);
+            }
+        }
+    }
+}
+
 #[test]
 fn logits_are_the_original_models() {
     for model in models() {

@@ -74,6 +74,11 @@ impl Encoder {
         &self.vision
     }
 
+    /// Name of what computes.
+    pub fn backend(&self) -> &'static str {
+        self.backend.name()
+    }
+
     /// How images become rows.
     pub fn processor(&self) -> &Processor {
         &self.processor

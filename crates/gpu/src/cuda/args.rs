@@ -32,7 +32,7 @@ args! {
         x: Ptr, gate: Matrix, up: Matrix, out: Ptr, rows: u32, k: u32, n: u32, act: u32, alpha: f32, limit: f32,
         prologue: Prologue,
     }
-    struct Embed: 56 { ids: Ptr, table: Matrix, out: Ptr, rows: u32, d: u32, scale: f32, reserved: u32 }
+    struct Embed: 56 { ids: Ptr, table: Matrix, out: Ptr, rows: u32, d: u32, scale: f32, stride: u32 }
     struct HeadLinear: 56 { x: Ptr, w: Matrix, out: Ptr, rows: u32, n_head: u32, n: u32, k: u32 }
     struct Experts: 248 {
         x: Ptr, ids: Ptr, w: Matrix, up: Matrix, bias: Ptr, up_bias: Ptr, out: Ptr, first: Ptr, pairs: Ptr,
@@ -80,8 +80,9 @@ args! {
     struct Elementwise: 48 {
         x: Ptr, y: Ptr, out: Ptr, n: u64, width: u32, act: u32, a: f32, b: f32,
     }
-    struct DecayBeta: 72 {
-        a: Ptr, b: Ptr, a_log: Ptr, dt_bias: Ptr, g: Ptr, beta: Ptr, len: u64, n: u64, each: u32, reserved: u32,
+    struct DecayBeta: 80 {
+        a: Ptr, b: Ptr, a_log: Ptr, dt_bias: Ptr, g: Ptr, beta: Ptr, len: u64, n: u64, each: u32, rates: u32,
+        bound: f32, reserved: u32,
     }
     struct KvAppend: 120 {
         step: Step, k: Ptr, v: Ptr, k_cache: Ptr, v_cache: Ptr, rows: u32, n_kv: u32, d_k: u32, d_v: u32, windowed: u32,
@@ -94,7 +95,7 @@ args! {
     struct Attention: 160 {
         step: Step, q: Ptr, k_cache: Ptr, v_cache: Ptr, sinks: Ptr, out: Ptr, partial: Ptr, ends: Ptr,
         rows: u32, n_head: u32, n_kv: u32, n_splits: u32, window: u32, windowed: u32, scale: f32, softcap: f32,
-        singles: u32, reserved: u32,
+        singles: u32, reach: u32,
     }
     struct CausalConv: 120 {
         step: Step, x: Ptr, w: Ptr, bias: Ptr, state: Ptr, out: Ptr, state_len: u64, d: u32, silu: u32,
@@ -105,27 +106,27 @@ args! {
         most_drafts: u32, beside_tiles: u32,
     }
     struct DeltaChunks: 192 { op: DeltaNet, keys: Ptr, shares: Ptr, gates: Ptr }
-    struct Route: 184 {
+    struct Route: 192 {
         step: Step, logits: Ptr, bias: Ptr, expert_scale: Ptr, ids: Ptr, weights: Ptr,
         rows: u32, n_used: u32, score: u32, n_group: u32, n_group_used: u32, group_sums: u32, renormalise: u32,
         of_outputs: u32, router: u32, eps: f32, scale: f32, n_squares: u32, k: u32, norm_eps: f32,
-        sums: LogitSums, first: u32, n_local: u32,
+        sums: LogitSums, first: u32, n_local: u32, margin: f32, reserved: u32,
     }
-    struct Router: 544 {
+    struct Router: 552 {
         linear: Linear, route: Route, counter: Ptr, scale: f32, eps: f32, added: Ptr, added_w: Ptr, sum: Ptr,
         pack: PackColumns,
     }
-    struct FewExperts: 448 { op: Experts, route: Route, each: u32, stages: u32, shared_norm: Ptr }
+    struct FewExperts: 456 { op: Experts, route: Route, each: u32, stages: u32, shared_norm: Ptr }
     struct PackColumns: 64 { x: Ptr, prologue: Prologue, out: Ptr, k: u32, is_wide: u32 }
     struct FewPairs: 288 {
         op: Experts, columns: Ptr, shared_columns: Ptr, packed: Ptr, shared_packed: Ptr, each: u32, reserved: u32,
     }
-    struct FewDown: 336 { op: ExpertsDown, route: Route, each: u32, stages: u32, shared_out: Ptr }
+    struct FewDown: 344 { op: ExpertsDown, route: Route, each: u32, stages: u32, shared_out: Ptr }
     struct PostNorm: 88 {
         x: Ptr, out: Ptr, a: Ptr, w_a: Ptr, b: Ptr, w_b: Ptr, w: Ptr, scale: Ptr, rows: u32, d: u32, eps_a: f32, eps_b: f32,
         eps: f32, reserved: u32,
     }
-    struct DeltaIn: 224 {
+    struct DeltaIn: 232 {
         step: Step, x: Ptr, w: Ptr, state: Ptr, q: Ptr, k: Ptr, v: Ptr, gates: DecayBeta, state_len: u64,
         d: u32, n_k_head: u32, n_v_head: u32, d_k: u32, d_v: u32, q_scale: f32, k_scale: f32, eps: f32,
     }
@@ -140,7 +141,7 @@ args! {
     struct Hot: 56 {
         ids: Ptr, table: Ptr, slots: Ptr, host: Ptr, out: Ptr, n_pairs: u32, n_expert: u32, n_slots: u32, n: u32,
     }
-    struct Select: 32 { x: Ptr, rows: Ptr, out: Ptr, n_rows: u32, d: u32 }
+    struct Select: 40 { x: Ptr, rows: Ptr, out: Ptr, n_rows: u32, d: u32, d_out: u32, reserved: u32 }
     struct QkvPart: 48 {
         x: Ptr, w: Ptr, cache: Ptr, n_head: u32, d_head: u32, is_normed: u32, is_rotated: u32, is_blocks: u32,
         reserved: u32,

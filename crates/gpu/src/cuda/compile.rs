@@ -393,7 +393,7 @@ pub fn compile(
     let pinned = |numbers: usize| Pinned::new(&context, numbers.saturating_mul(4)).failed("memory for outputs");
     let n_pages = [limits.n_pages, limits.n_window_pages];
     CudaProgram::new(Parts {
-        tables: Tables::new(&context, max_tokens, n_pages, kinds.window.is_some(), takes.d_input)
+        tables: Tables::new(&context, max_tokens, n_pages, kinds.window.is_some(), given_row(&takes))
             .failed("page tables")?,
         host_logits: pinned(max_outputs.saturating_mul(plan.n_vocab))?,
         host_hidden: pinned(max_outputs.saturating_mul(d_hidden))?,
@@ -451,7 +451,8 @@ pub fn footprint(cuda: &Cuda, plan: &Plan, limits: Limits) -> Footprint {
     let max_outputs = limits.max_outputs.min(limits.max_tokens);
     sum.add(Part::Activations, memory::place(plan, limits.max_tokens, max_outputs).bytes);
     plan.ropes.iter().for_each(|r| sum.add(Part::Scratch, limits.max_tokens.saturating_mul(8 * r.inv_freq.len())));
-    let given = plan.d_input().map_or(0, |d_input| Given::words(limits.max_tokens, d_input).saturating_mul(4));
+    let given =
+        given_row(&Takes::of(plan)).map_or(0, |d_input| Given::words(limits.max_tokens, d_input).saturating_mul(4));
     sum.add(Part::Scratch, given);
     let attention = plan.all_ops().filter_map(|op| match *op {
         Op::Attention { cache, n_head, .. } => {
@@ -556,6 +557,11 @@ impl Needs {
             self.partial = self.partial.max(node.partial(n_tokens, node.splits(n_tokens, most_pages, sms)));
         }
     }
+}
+
+/// Numbers of a row that steps are given; whole texts have places and spans alone.
+fn given_row(takes: &Takes) -> Option<usize> {
+    takes.d_input.or(takes.whole.then_some(0))
 }
 
 /// Why a plan's caches cannot be kept in these types; `None` where they can.

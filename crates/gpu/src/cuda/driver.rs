@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys;
 
@@ -150,7 +150,36 @@ impl Properties {
         let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let sms = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let max_shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
-        Ok(Properties { device, name, arch: (10 * major + minor) as u32, sms, max_shared })
+        let arch = (10 * major + minor) as u32;
+        let (arch, max_shared) = match older_arch() {
+            Some(older) if older < arch => (older, max_shared.min(shared_of(older))),
+            _ => (arch, max_shared),
+        };
+        Ok(Properties { device, name, arch, sms, max_shared })
+    }
+}
+
+static OLDER_ARCH: OnceLock<u32> = OnceLock::new();
+
+/// Runs the kernels of an older compute capability (80 for 8.0) in place of the device's own, once for the process:
+/// how forms for cards that are not there are tested and timed.
+pub fn use_older_arch(arch: u32) {
+    // Only the first call counts, as programs may have been compiled since.
+    let _ = OLDER_ARCH.set(arch);
+}
+
+/// The compute capability that was named.
+pub fn older_arch() -> Option<u32> {
+    OLDER_ARCH.get().copied()
+}
+
+/// Maximum shared memory of a block on cards of a compute capability, in bytes (CUDA C++ Programming Guide, technical
+/// specifications).
+fn shared_of(arch: u32) -> usize {
+    1024 * match arch {
+        80 | 87 => 163,
+        86 | 89 | 120 => 99,
+        _ => 227,
     }
 }
 

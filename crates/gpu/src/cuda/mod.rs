@@ -45,7 +45,7 @@ use checkpoint::Checkpoint;
 use model::plan::{Plan, ValidPlan, passes};
 
 pub use compile::cache_misfit;
-pub use driver::NoDevice;
+pub use driver::{NoDevice, use_older_arch};
 pub use parts::{CudaParts, Traffic, traffic};
 
 use self::split::{Host, Moves, Slots, Split};
@@ -142,7 +142,6 @@ impl Backend for Cuda {
     }
 
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
-        CompileError::refuse_of_host(self.name(), &plan)?;
         Ok(plan.rewrite(passes::fuse)?)
     }
 
@@ -156,7 +155,6 @@ impl Backend for Cuda {
         weights: Arc<Checkpoint>,
         limits: Limits,
     ) -> Result<Box<dyn Program>, CompileError> {
-        CompileError::refuse_of_host(self.name(), plan)?;
         Ok(Box::new(compile::compile(self, plan, &weights, limits, None)?))
     }
 }

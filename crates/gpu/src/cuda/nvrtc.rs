@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
 use libloading::Library;
 
+use super::driver;
 use super::sources::{Key, Texts};
 
 macro_rules! functions {
@@ -158,6 +159,10 @@ impl Target {
 /// # Errors
 /// A sentence: there is no compiler, or none that knows the device.
 pub fn target(arch: u32, is_ahead: bool) -> Result<Target, String> {
+    // Images of an older card are finished by the driver.
+    if driver::older_arch() == Some(arch) {
+        return version().map(|_| Target { arch, is_cubin: false });
+    }
     match version() {
         Err(_) if is_ahead && arch >= 80 => Ok(Target { arch, is_cubin: true }),
         Err(why) => Err(why),

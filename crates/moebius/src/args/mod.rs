@@ -43,6 +43,9 @@ pub struct Cli {
     /// Folder with kernels that `plan --cubins` compiled [default: `cuda` next to the program]
     #[arg(long, global = true, hide = true, value_name = "FOLDER", env = "MOEBIUS_CUBINS")]
     pub compiled_kernels: Option<PathBuf>,
+    /// Older compute capability whose kernels to run, e.g. 80, for tests of them
+    #[arg(long, global = true, hide = true, value_name = "N")]
+    pub cuda_arch: Option<u32>,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -134,11 +137,14 @@ pub struct SightArgs {
     /// Maximum number of tokens that an image takes: larger ones are scaled down, as far as the model allows
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = parse_image_tokens)]
     pub image_tokens: usize,
+    /// Keep the image encoder on the CPU where a GPU runs the model
+    #[arg(long)]
+    pub no_mmproj_offload: bool,
 }
 
 impl Default for SightArgs {
     fn default() -> SightArgs {
-        SightArgs { mmproj: None, image_tokens: 1024 }
+        SightArgs { mmproj: None, image_tokens: 1024, no_mmproj_offload: false }
     }
 }
 
@@ -565,6 +571,9 @@ pub struct BenchArgs {
     /// GPU]
     #[arg(long, value_name = "MS", requires = "gap")]
     pub step_time: Option<u32>,
+    /// Instead of the table: the time that the model's image encoder takes for an image
+    #[arg(long, value_name = "FILE", conflicts_with = "gap")]
+    pub image: Option<PathBuf>,
     /// Number of repetitions
     #[arg(short, long, value_name = "N", default_value_t = 5)]
     pub repetitions: usize,
@@ -584,6 +593,8 @@ pub struct BenchArgs {
     pub step: StepArgs,
     #[command(flatten)]
     pub draft: DraftArgs,
+    #[command(flatten)]
+    pub sight: SightArgs,
 }
 
 impl BenchArgs {

@@ -15,6 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::gap::{self, request, text};
+use super::sight;
 use crate::answer::{Interrupt, drafts_summary, generate, streamed_summary};
 use crate::args::{BenchArgs, BenchFormat, CopyArg, DraftArg};
 use crate::compare::mean_and_deviation;
@@ -104,6 +105,13 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let bar = machine::progress(None);
     if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
         bar.set_style(style);
+    }
+    if let Some(image) = &args.image {
+        let setup = EngineSetup { threads: Some(threads[0]), ..EngineSetup::on(device, args.step) };
+        return models
+            .iter()
+            .enumerate()
+            .try_for_each(|(i, path)| sight::print(args.output, i == 0, &sight::measure(*path, &setup, args, image)?));
     }
     if let Some(n_prompt) = args.gap {
         let parallel = args.parallel.iter().copied().max().unwrap_or(1);

@@ -154,8 +154,13 @@ pub(super) fn request(tokens: Vec<u32>, n_gen: usize, temperature: f32) -> Reque
     request
 }
 
+/// Returns the middle value.
+pub(super) fn median(values: &mut [f64]) -> f64 {
+    quantile(values, 0.5)
+}
+
 /// Milliseconds, to the microsecond.
-fn ms(time: Duration) -> f64 {
+pub(super) fn ms(time: Duration) -> f64 {
     time.as_micros() as f64 / 1e3
 }
 

@@ -68,7 +68,7 @@ fn images(args: &LogitsArgs, model: Model) -> Result<()> {
     let mut model = model.seeing(&args.sight)?;
     let arch = model.plan.arch.clone();
     let sight = model.sight.take().with_context(|| format!("failed to show images to {arch}: it sees none"))?;
-    let mut encoder = sight.encoder(&setup)?;
+    let mut encoder = sight.encoder(&setup, setup.device.kind)?;
     let features: Vec<_> =
         args.image.iter().map(|path| Ok(encoder.see(&load::image_file(path)?)?)).collect::<Result<_>>()?;
     let (kind, name) = args.array.split_once('.').unwrap_or((&args.array, ""));

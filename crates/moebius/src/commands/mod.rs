@@ -21,4 +21,5 @@ pub mod pull;
 pub mod quantize;
 pub mod render;
 pub mod run;
+mod sight;
 pub mod tokenize;

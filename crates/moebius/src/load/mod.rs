@@ -22,7 +22,7 @@ pub use self::drafting::Drafting;
 pub use self::sequence::{Sequence, Traced, Wanted};
 pub use self::session::{Session, Whole, start, start_prepared, start_with};
 pub use self::setup::{EngineSetup, Prepared};
-pub use self::sight::{Eyes, Shown, Sight, image_file};
+pub use self::sight::{EncoderRoom, Eyes, Shown, Sight, image_file};
 use crate::args::DraftArg;
 use crate::{embedded, input};
 

@@ -111,7 +111,6 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
 pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> Result<Session> {
     let Model { checkpoint, plan, embedded, template, sight } = model;
     let tokenizer = Arc::new(Tokenizer::load(&checkpoint)?);
-    let eyes = sight.map(|sight| sight.open(setup, &tokenizer)).transpose()?;
     let source = match template {
         Some(source) => Some(source),
         None => folder::chat_template(&checkpoint)?,
@@ -125,7 +124,8 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
     let sampling = sampling::of_model(&checkpoint)?;
     let free = machine::free_memory();
     let (prepared, program) = setup.compile(&checkpoint, prepared, plan)?;
-    let (placement, held) = (prepared.placement(), prepared.held());
+    let (placement, held) = (prepared.placement(), prepared.held(setup.encoder));
+    let eyes = sight.map(|sight| sight.open(setup, prepared.device.kind, &tokenizer)).transpose()?;
     let step_time = prepared.step_time(setup.step_time);
     let Prepared { backend, name, plan, fit, device, draft, .. } = prepared;
     let Fit { limits, sequences, footprint } = fit;

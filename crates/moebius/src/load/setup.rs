@@ -16,7 +16,7 @@ use gpu::cuda::{self, Cuda, CudaParts};
 use gpu::metal::{self, Metal};
 use model::plan::{Plan, ValidPlan};
 
-use super::{Drafting, Model, Sight};
+use super::{Drafting, EncoderRoom, Model, Sight};
 use crate::args::{CopyArg, DeviceList, DraftArg, DraftArgs, EngineArgs, IsaArg, MovesArg, StepArgs};
 use crate::device::{self, Chosen, Device, Held, KERNELS, Prefer};
 use crate::memory::{self, Budget, Fit, Units, Wish};
@@ -53,6 +53,8 @@ pub struct EngineSetup {
     pub draft: DraftArgs,
     /// Memory that a draft model takes, in bytes.
     pub draft_bytes: usize,
+    /// Memory that an image encoder takes.
+    pub encoder: EncoderRoom,
 }
 
 impl EngineSetup {
@@ -74,16 +76,13 @@ impl EngineSetup {
         Ok(EngineSetup { draft, ..EngineSetup::of(args, Prefer::Gpu)? })
     }
 
-    /// Returns the same, with memory kept for an image encoder where memory is promised.
+    /// Returns the same, with memory kept for an image encoder: on a GPU, and elsewhere where memory is promised.
     ///
     /// # Errors
-    /// As [`Sight::footprint`].
-    pub(super) fn with_encoder(&self, sight: Option<&Sight>) -> Result<EngineSetup> {
-        let bytes = match (sight, self.step.memory) {
-            (Some(sight), Some(_)) => sight.footprint(self)?,
-            _ => 0,
-        };
-        Ok(EngineSetup { requests_bytes: self.requests_bytes + bytes, ..self.clone() })
+    /// As [`Sight::room`].
+    pub fn with_encoder(&self, sight: Option<&Sight>) -> Result<EngineSetup> {
+        let encoder = sight.map_or(Ok(EncoderRoom::default()), |sight| sight.room(self))?;
+        Ok(EngineSetup { encoder, ..self.clone() })
     }
 
     /// Maximum number of drafts of a sequence in a step.
@@ -139,6 +138,7 @@ impl EngineSetup {
             sums_inputs: false,
             draft: DraftArgs::default(),
             draft_bytes: 0,
+            encoder: EncoderRoom::default(),
         }
     }
 
@@ -434,26 +434,28 @@ impl EngineSetup {
 
     /// Returns the memory that the backend may take: the host's, or the device's.
     fn budget(&self, plan: &ValidPlan) -> Budget {
+        let [host, gpu] = self.encoder.on(self.kind());
+        let rest = |free: Option<usize>| Budget::Free(free.map(|free| free.saturating_sub(gpu)));
         match (self.kind(), self.step.memory) {
             (Chosen::Metal, None) => {
                 // The GPU wires mapped weights too, and 2 GiB are left to the rest of the machine.
                 let bytes = metal::device().map_or(0, |device| device.budget_bytes).saturating_sub(2 << 30);
-                Budget::Promise { bytes, overhead: 0 }
+                Budget::Promise { bytes, overhead: gpu }
             }
             (Chosen::Cuda, _) if self.step.gpu_memory.is_some() => Budget::Promise {
                 bytes: self.step.gpu_memory.unwrap_or(0),
-                overhead: device::driver_bytes(self.device.ordinal),
+                overhead: device::driver_bytes(self.device.ordinal) + gpu,
             },
             // Of the GPU alone, as long as nothing says what that is to hold.
-            (Chosen::Cuda | Chosen::Metal, Some(bytes)) => Budget::Promise { bytes, overhead: 0 },
+            (Chosen::Cuda | Chosen::Metal, Some(bytes)) => Budget::Promise { bytes, overhead: gpu },
             (Chosen::Cuda, None) if self.devices().len() > 1 => {
                 // Every device has to hold its part.
                 let free: Option<Vec<usize>> = self.devices().iter().map(|&n| device::free_on_device(n)).collect();
-                Budget::Free(free.and_then(|free| free.into_iter().min()))
+                rest(free.and_then(|free| free.into_iter().min()))
             }
-            (Chosen::Cuda, None) => Budget::Free(device::free_on_device(self.device.ordinal)),
+            (Chosen::Cuda, None) => rest(device::free_on_device(self.device.ordinal)),
             (Chosen::Cpu | Chosen::Reference, memory) => {
-                let others = self.requests_bytes + self.prompts_bytes(plan) + self.draft_bytes;
+                let others = self.requests_bytes + self.prompts_bytes(plan) + self.draft_bytes + host;
                 match Budget::new(memory, plan, others, self.resident_bytes) {
                     Budget::Free(free) => Budget::Free(free.map(|free| free.saturating_sub(self.draft_bytes))),
                     promise => promise,
@@ -673,13 +675,18 @@ impl Prepared {
         }
     }
 
-    /// Returns what the model will take.
-    pub fn held(&self) -> Held {
+    /// Returns what the model will take, its image encoder included.
+    pub fn held(&self, encoder: EncoderRoom) -> Held {
+        let [host, gpu] = encoder.on(self.device.kind);
         let drafting = self.draft.as_ref().map_or(0, |draft| draft.bytes);
         let (bytes, later) = (self.fit.footprint.total() + drafting, memory::later_bytes(self.plan.n_vocab));
         match self.device.kind {
-            Chosen::Cuda => Held { host: self.host_bytes + later, gpu: bytes + KERNELS, ordinal: self.device.ordinal },
-            Chosen::Reference | Chosen::Cpu | Chosen::Metal => Held { host: bytes + later, ..Held::default() },
+            Chosen::Cuda => {
+                Held { host: self.host_bytes + later + host, gpu: bytes + KERNELS + gpu, ordinal: self.device.ordinal }
+            }
+            Chosen::Reference | Chosen::Cpu | Chosen::Metal => {
+                Held { host: bytes + later + host + gpu, ..Held::default() }
+            }
         }
     }
 

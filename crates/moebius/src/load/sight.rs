@@ -11,6 +11,7 @@ use checkpoint::Checkpoint;
 use cpu::Cpu;
 use engine::images::{self, Encoder, Image, Pictures, Placed};
 use engine::tokenizer::{Encode, Tokenizer};
+use gpu::cuda::Cuda;
 use model::plan::ValidPlan;
 use model::vision::{self, Vision};
 
@@ -27,6 +28,34 @@ pub struct Sight {
     vision: Vision,
     checkpoint: Arc<Checkpoint>,
     max_features: usize,
+    /// It stays on the CPU where a GPU runs the text model.
+    stays: bool,
+}
+
+/// Memory that an image encoder takes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EncoderRoom {
+    bytes: usize,
+    stays: bool,
+}
+
+impl EncoderRoom {
+    /// Returns the bytes of the host's memory and of the device's, where `kind` runs the text model.
+    pub fn on(self, kind: Chosen) -> [usize; 2] {
+        match place(kind, self.stays) {
+            Chosen::Cuda | Chosen::Metal => [0, self.bytes],
+            Chosen::Cpu | Chosen::Reference => [self.bytes, 0],
+        }
+    }
+}
+
+/// What runs an encoder where `kind` runs the text model.
+fn place(kind: Chosen, stays: bool) -> Chosen {
+    match kind {
+        Chosen::Cuda if !stays => Chosen::Cuda,
+        Chosen::Reference => Chosen::Reference,
+        Chosen::Cpu | Chosen::Cuda | Chosen::Metal => Chosen::Cpu,
+    }
 }
 
 impl Model {
@@ -43,7 +72,7 @@ impl Model {
             return Ok(self);
         };
         let checkpoint = file.unwrap_or_else(|| Arc::clone(&self.checkpoint));
-        let sight = Some(Sight { vision, checkpoint, max_features: args.image_tokens });
+        let sight = Some(Sight { vision, checkpoint, max_features: args.image_tokens, stays: args.no_mmproj_offload });
         Ok(Model { plan, sight, ..self })
     }
 }
@@ -57,36 +86,37 @@ impl Sight {
         Ok(vision::open(text, &plan, Some(&self.checkpoint))?.map_or(plan, |(plan, _)| plan))
     }
 
-    /// Returns the encoder, on the reference where the text model computes there, else on the CPU: an image is one step
-    /// of it, whose rows a GPU's steps take.
+    /// Returns the encoder, where `kind` runs the text model: on the same device, or on the CPU. An image is one step of
+    /// it, whose rows steps of the text model take.
     ///
     /// # Errors
     /// Its settings are invalid.
-    pub fn encoder(self, setup: &EngineSetup) -> Result<Encoder> {
-        let backend: Box<dyn Backend + Send> = match setup.kind() {
+    pub fn encoder(self, setup: &EngineSetup, kind: Chosen) -> Result<Encoder> {
+        let backend: Box<dyn Backend + Send> = match place(kind, self.stays) {
             Chosen::Reference => Box::new(Reference),
-            Chosen::Cpu | Chosen::Cuda | Chosen::Metal => {
-                Box::new(Cpu { cache: CacheType::F32, ..setup.cpu(Policy::Mapped)? })
-            }
+            Chosen::Cuda => Box::new(Cuda { cache: CacheType::F16, ..setup.cuda() }),
+            Chosen::Cpu | Chosen::Metal => Box::new(Cpu { cache: CacheType::F32, ..setup.cpu(Policy::Mapped)? }),
         };
         Ok(Encoder::new(self.vision, self.checkpoint, backend, self.max_features)?)
     }
 
-    /// Bytes that the encoder takes for the largest image.
+    /// Memory that the encoder takes for the largest image.
     ///
     /// # Errors
     /// As [`Sight::encoder`].
-    pub fn footprint(&self, setup: &EngineSetup) -> Result<usize> {
-        let Sight { vision, checkpoint, max_features } = self;
-        let own = Sight { vision: vision.clone(), checkpoint: Arc::clone(checkpoint), max_features: *max_features };
-        Ok(own.encoder(setup)?.footprint().total())
+    pub fn room(&self, setup: &EngineSetup) -> Result<EncoderRoom> {
+        let Sight { vision, checkpoint, max_features, stays } = self;
+        let (vision, checkpoint) = (vision.clone(), Arc::clone(checkpoint));
+        let own = Sight { vision, checkpoint, max_features: *max_features, stays: *stays };
+        let bytes = own.encoder(setup, setup.kind())?.footprint().total();
+        Ok(EncoderRoom { bytes, stays: *stays })
     }
 
     /// Returns the encoder and the tokens of images.
     ///
     /// # Errors
     /// As [`Sight::encoder`], and where the vocabulary lacks such a token.
-    pub(super) fn open(self, setup: &EngineSetup, tokenizer: &Tokenizer) -> Result<Eyes> {
+    pub(super) fn open(self, setup: &EngineSetup, kind: Chosen, tokenizer: &Tokenizer) -> Result<Eyes> {
         let tokens = &self.vision.tokens;
         let id = |known: Option<u32>, text: &str| {
             let id = known.or_else(|| tokenizer.token_to_id(text)).filter(|&id| (id as usize) < tokenizer.n_vocab());
@@ -96,7 +126,7 @@ impl Sight {
         let [front, after] = [0, 1].map(|i| id(tokens.around_ids[i], tokens.around[i]));
         let around = [front?, after?];
         let vision = self.vision.clone();
-        Ok(Eyes { encoder: Mutex::new(self.encoder(setup)?), vision, feature, around })
+        Ok(Eyes { encoder: Mutex::new(self.encoder(setup, kind)?), vision, feature, around })
     }
 }
 

@@ -374,7 +374,8 @@ impl Fleet {
         let end = Instant::now() + PATIENCE;
         loop {
             let Beside { is_alone, host, gpu } = self.beside(wanted.device.ordinal);
-            let setup = EngineSetup { step: loader.left(wanted, host, gpu), ..wanted.clone() };
+            let setup =
+                EngineSetup { step: loader.left(wanted, host, gpu), ..wanted.with_encoder(model.sight.as_ref())? };
             let is_promise = setup.step.memory.is_some() || setup.step.gpu_memory.is_some();
             match setup.prepare(&model.checkpoint, model.plan.clone()) {
                 // What is alone has what there is.
@@ -382,7 +383,7 @@ impl Fleet {
                 // On the CPU only for want of room on the GPU that others hold.
                 Ok(prepared) if setup.device.chosen.is_some() && prepared.device.chosen.is_none() => {}
                 Ok(prepared) => {
-                    let (held, room) = (prepared.held(), loader.room);
+                    let (held, room) = (prepared.held(setup.encoder), loader.room);
                     let fits = match is_promise {
                         true => prepared.fit.is_roomy(&setup.wish(), model.plan.n_ctx_train),
                         false => {

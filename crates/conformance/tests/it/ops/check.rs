@@ -96,7 +96,7 @@ pub fn check(row: &Row, case: &Case, exact: &[Answer], given: &mut Given) -> Res
         return refused(row, case, case.op);
     }
     // Forms of ops that GPUs are not written for.
-    if !row.not_yet.is_empty()
+    if row.is_simulated
         && let Err(CompileError::Unsupported { what, .. }) = CompileError::refuse_of_host("gpu", &case.model.0)
     {
         return refused(row, case, &what);

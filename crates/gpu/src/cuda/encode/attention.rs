@@ -63,15 +63,12 @@ impl Encoder<'_> {
 
     pub(super) fn attention(&mut self, node: &AttentionNode) -> Result<(), DriverError> {
         let (n_tokens, n_chunks) = (self.counts.tokens, self.counts.chunks);
-        if node.sees_spans && self.given.ends != 0 {
-            self.widen(node, 0)?;
-            return self.attention_rows(node, n_tokens, 0);
-        }
         // Prompts: tiles of tokens of one chunk each. Single tokens next to them would leave theirs nearly empty.
         let (singles, prompts) = (self.singles, n_chunks - self.singles);
         let n_prompt = n_tokens - singles;
         let is_full = |tile: &Tile| n_prompt >= tile.tokens * prompts;
-        let tile = node.wide.filter(is_full).or(node.tile);
+        let has_spans = node.sees_spans && self.given.ends != 0;
+        let tile = node.wide.filter(|tile| !has_spans && is_full(tile)).or(node.tile);
         if let Some(tile) = tile.filter(|_| prompts > 0 && n_prompt >= 16 * prompts) {
             let attend = node.singles().filter(|_| node.singles.is_some_and(|of| singles <= of.most));
             self.widen(node, if attend.is_some() { singles } else { 0 })?;
@@ -137,7 +134,7 @@ impl Encoder<'_> {
             scale: node.scale,
             softcap: node.softcap,
             singles: singles as u32,
-            reserved: 0,
+            reach: node.reach as u32,
         }
     }
 }

@@ -30,6 +30,8 @@ impl Encoder<'_> {
             rows: rows as u32,
             n_used: node.n_used as u32,
             score: node.score(),
+            margin: node.margin(),
+            reserved: 0,
             n_group,
             n_group_used,
             group_sums,

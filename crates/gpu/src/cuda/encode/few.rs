@@ -282,6 +282,8 @@ impl Encoder<'_> {
             len: rows as u64 * n,
             n,
             each: 1,
+            rates: 1,
+            bound: 0.0,
             reserved: 0,
         };
         let args = args::DeltaIn {

@@ -12,7 +12,7 @@ mod reduce;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use model::plan::{DeltaRule, GateFactor, Growth};
+use model::plan::{DeltaRule, GateFactor, Gelu, Growth, N_AXES};
 
 use self::batch::BatchScratch;
 use super::args;
@@ -216,16 +216,17 @@ impl Encoder<'_> {
             self.normed = None;
         }
         match *node {
-            Node::Embed { table, scale, out } => {
+            Node::Embed { table, axis, scale, out } => {
                 let rows = self.rows(&out);
+                let ids = axis.map_or(self.step.ids, |axis| self.given.places + 4 * axis as Ptr);
                 let args = args::Embed {
-                    ids: self.step.ids,
+                    ids,
                     table: table.data,
                     out: out.ptr,
                     rows: rows as u32,
                     d: out.width as u32,
                     scale,
-                    reserved: 0,
+                    stride: if axis.is_some() { N_AXES as u32 } else { 1 },
                 };
                 self.run_some(rows, table.module, |rows| matmul::embed(table.dtype, rows, out.width), &args)
             }
@@ -330,20 +331,38 @@ impl Encoder<'_> {
             Node::GatedAct { gate, up, act, out } => self.gated_act(&gate, up.ptr, act, &out),
             Node::Add { x, y } => self.elementwise("add", &x, |args| args.y = y.ptr),
             Node::Scale { x, scale } => self.elementwise("scale", &x, |args| args.a = scale),
-            Node::ScaleBy { x, w } => self.elementwise("scale_by", &x, |args| args.y = w),
+            Node::AddBias { x, w } => {
+                self.elementwise("add_bias", &x, |args| (args.y, args.width) = (w, x.width as u32))
+            }
+            Node::Gelu { x, form } => self.elementwise("gelu", &x, |args| args.act = u32::from(form == Gelu::Tanh)),
+            Node::Clamp { x, low, high } => self.elementwise("clamp", &x, |args| (args.y, args.out) = (low, high)),
+            Node::Constant { values, out } => {
+                self.elementwise("fill_rows", &out, |args| (args.y, args.width) = (values, out.width as u32))
+            }
+            Node::ScaleBy { x, w, n } => self.elementwise("scale_by", &x, |args| (args.y, args.width) = (w, n as u32)),
             Node::Softcap { x, cap } => self.elementwise("softcap", &x, |args| args.a = cap),
             Node::GateBy { x, gate, factor } => self.elementwise("gate_by", &x, |args| {
                 args.y = gate.ptr;
                 args.width = (x.width / gate.width) as u32;
                 args.act = factor_kind(factor);
             }),
-            Node::DecayBeta { a, b, a_log, dt_bias, g, beta } => {
+            Node::DecayBeta { a, b, a_log, dt_bias, bound, g, beta } => {
                 let n = a.width;
                 let len = self.rows(&a) * n;
-                let each = (n / beta.width) as u32;
-                let (g, beta) = (g.ptr, beta.ptr);
-                let (a, len_, n) = (a.ptr, len as u64, n as u64);
-                let args = args::DecayBeta { a, b, a_log, dt_bias, g, beta, len: len_, n, each, reserved: 0 };
+                let args = args::DecayBeta {
+                    a: a.ptr,
+                    b,
+                    a_log,
+                    dt_bias,
+                    g: g.ptr,
+                    beta: beta.ptr,
+                    len: len as u64,
+                    n: n as u64,
+                    each: (n / beta.width) as u32,
+                    rates: (g.width / n) as u32,
+                    bound,
+                    reserved: 0,
+                };
                 self.run(Modules::ELEMENTWISE, Launch::each("decay_beta", len, 256), &args)
             }
             Node::KvAppend { module, cache, k, v } => {
@@ -451,8 +470,9 @@ impl Encoder<'_> {
             }
             Node::Select { x, out } => {
                 let n_rows = self.counts.rows as u32;
-                let args = args::Select { x: x.ptr, rows: self.step.rows, out: out.ptr, n_rows, d: x.width as u32 };
-                let n = self.counts.rows * x.width;
+                let (d, d_out) = (x.width as u32, out.width as u32);
+                let args = args::Select { x: x.ptr, rows: self.step.rows, out: out.ptr, n_rows, d, d_out, reserved: 0 };
+                let n = self.counts.rows * out.width;
                 self.run(Modules::ELEMENTWISE, Launch::each("select_rows", n, 256), &args)
             }
         }

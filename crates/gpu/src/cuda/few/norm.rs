@@ -25,7 +25,7 @@ impl Few<'_> {
             let (_, w_sum, eps_sum) = normed(i)?;
             let [Node::Add { x, .. }] = self.nodes[post.add].as_slice() else { return None };
             let scale = match post.scale.map(|at| self.nodes[at].as_slice()) {
-                Some([Node::ScaleBy { w, .. }]) => *w,
+                Some([Node::ScaleBy { w, n: 1, .. }]) => *w,
                 _ => 0,
             };
             let a = (View { ptr: self.room.shared, ..product }, w, eps);

@@ -300,7 +300,7 @@ impl Few<'_> {
         let moe = self.moes.iter().find(|moe| moe.combine == combine)?;
         let &Op::Add { x: to, y } = ops.get(sum + 1)? else { return None };
         let scale = match ops.get(sum + 2) {
-            Some(Op::ScaleBy { x, .. }) if *x == to => Some(sum + 2),
+            Some(Op::ScaleBy { x, w }) if *x == to && self.plan.weight(*w).n_values() == 1 => Some(sum + 2),
             _ => None,
         };
         let width = self.plan.buf(to).width;

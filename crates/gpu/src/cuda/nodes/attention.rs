@@ -57,6 +57,8 @@ pub struct AttentionNode {
     pub softcap: f32,
     /// Tokens of a span see each other.
     pub sees_spans: bool,
+    /// Positions from its own on that a token sees of its span at most; 0 for all.
+    pub reach: usize,
     /// For single tokens alongside prompts.
     pub singles: Option<Singles>,
     /// Makes floats of the blocks of a cache.
@@ -121,11 +123,13 @@ pub(super) fn attention_tile(
 ) -> Option<Tile> {
     const ROWS: usize = 64;
     let CacheDecl { n_kv, d_k, d_v, v_in_k, .. } = *cache;
-    let has_kernel = is_f16 && d_k.is_multiple_of(32) && d_v.is_multiple_of(32) && d_k <= 576 && d_v <= 512;
+    let is_tiled = |d: usize, most| if d.is_multiple_of(32) { d <= most } else { d.is_multiple_of(8) && d <= 128 };
+    let has_kernel = is_f16 && is_tiled(d_k, 576) && is_tiled(d_v, 512) && (!v_in_k || d_k.is_multiple_of(32));
     // Pages of keys and values in f16, padded, two of each, and the queries of wide heads.
-    let values = if v_in_k { 0 } else { 2 * PAGE * (d_v + 8) };
-    let queries = if d_k > 128 { ROWS * (d_k + 8) } else { 0 };
-    let shared = 2 * (2 * PAGE * (d_k + 8) + values + queries);
+    let [k_stride, v_stride] = [d_k, d_v].map(|d| d.next_multiple_of(16) + 8);
+    let values = if v_in_k { 0 } else { 2 * PAGE * v_stride };
+    let queries = if d_k > 128 { ROWS * k_stride } else { 0 };
+    let shared = 2 * (2 * PAGE * k_stride + values + queries);
     let group = n_head / n_kv;
     let block = if d_v > 256 { 256 } else { 128 };
     let (tokens, heads) = ((ROWS / group).max(1), group.div_ceil(ROWS));

@@ -28,7 +28,15 @@ impl RouteNode {
             Score::Softmax => 0,
             Score::Sigmoid => 1,
             Score::Raw => 2,
-            Score::Sparse { .. } => unreachable!("`refuse_of_host` refuses it"),
+            Score::Sparse { .. } => 3,
+        }
+    }
+
+    /// The margin within which experts are near each other, of the score that asks.
+    pub fn margin(&self) -> f32 {
+        match self.router.score {
+            Score::Sparse { margin } => margin,
+            Score::Softmax | Score::Sigmoid | Score::Raw => 0.0,
         }
     }
 

@@ -148,7 +148,11 @@ impl Lower<'_, '_> {
     pub fn op(&mut self, op: &Op) -> Result<Vec<Node>, CompileError> {
         Ok(vec![match *op {
             Op::Embed { table, scale, out } => {
-                Node::Embed { table: self.mat(sources::EMBED, table)?, scale, out: self.view(out) }
+                Node::Embed { table: self.mat(sources::EMBED, table)?, axis: None, scale, out: self.view(out) }
+            }
+            Op::EmbedPlace { table, axis, out } => {
+                let table = self.mat(sources::EMBED, table)?;
+                Node::Embed { table, axis: Some(axis), scale: 1.0, out: self.view(out) }
             }
             Op::Linear { x, ref parts } => return self.linear(self.view(x), parts),
             Op::GatedLinear { x, gate, up, act, out } => {
@@ -220,7 +224,8 @@ impl Lower<'_, '_> {
                     scale,
                     window: crate::window_word(window, chunked) as usize,
                     softcap: softcap.unwrap_or(0.0),
-                    sees_spans: self.plan.d_input().is_some() && self.plan.sees_spans(window),
+                    sees_spans: (self.plan.d_input().is_some() || self.plan.whole) && self.plan.sees_spans(window),
+                    reach: window.filter(|_| self.plan.whole).unwrap_or(0),
                     singles: None,
                     widen,
                 })
@@ -316,24 +321,27 @@ impl Lower<'_, '_> {
                 let (x, y, weights) = (self.view(x), self.view(y), self.view(weights));
                 Node::Combine { x, add, y, weights, norm_w, eps, norm_out }
             }
-            Op::Select { x, out } if self.plan.buf(x).width != self.plan.buf(out).width => {
-                let what = "select several rows at a time".into();
-                return Err(CompileError::Unsupported { backend: "cuda", what });
-            }
             Op::Select { x, out } => Node::Select { x: self.view(x), out: self.view(out) },
             Op::Scale { x, scale } => Node::Scale { x: self.view(x), scale },
-            Op::ScaleBy { w, .. } if self.plan.weight(w).shape != [1] => {
-                let what = "scale each number of a row".into();
-                return Err(CompileError::Unsupported { backend: "cuda", what });
+            Op::ScaleBy { x, w } => {
+                Node::ScaleBy { x: self.view(x), w: self.vector(w)?, n: self.plan.weight(w).n_values() }
             }
-            Op::ScaleBy { x, w } => Node::ScaleBy { x: self.view(x), w: self.vector(w)? },
+            Op::AddBias { x, w } => Node::AddBias { x: self.view(x), w: self.vector(w)? },
+            Op::Gelu { x, form } => Node::Gelu { x: self.view(x), form },
+            Op::Clamp { x, low, high } => {
+                Node::Clamp { x: self.view(x), low: self.vector(low)?, high: self.vector(high)? }
+            }
+            Op::Constant { ref values, out } => {
+                let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+                Node::Constant { values: self.weights.bytes("constants", bytes)?, out: self.view(out) }
+            }
             Op::GateBy { x, gate, factor } => Node::GateBy { x: self.view(x), gate: self.view(gate), factor },
-            // `refuse_of_host` has refused other forms.
-            Op::DecayBeta { a, b, a_log, dt_bias, bound: _, g_out, beta_out } => Node::DecayBeta {
+            Op::DecayBeta { a, b, a_log, dt_bias, bound, g_out, beta_out } => Node::DecayBeta {
                 a: self.view(a),
                 b: b.map_or(0, |b| self.view(b).ptr),
                 a_log: self.vector(a_log)?,
                 dt_bias: self.vector(dt_bias)?,
+                bound: bound.unwrap_or(0.0),
                 g: self.view(g_out),
                 beta: self.view(beta_out),
             },
@@ -341,18 +349,7 @@ impl Lower<'_, '_> {
                 let what = "choose the positions that attention sees".into();
                 return Err(CompileError::Unsupported { backend: "cuda", what });
             }
-            Op::Constant { .. } => {
-                let what = "fill rows with constant numbers".into();
-                return Err(CompileError::Unsupported { backend: "cuda", what });
-            }
-            Op::Input { mode: InputMode::All, .. }
-            | Op::EmbedPlace { .. }
-            | Op::AddBias { .. }
-            | Op::Gelu { .. }
-            | Op::Clamp { .. } => {
-                let what = format!("run {}, of image encoders", op.name());
-                return Err(CompileError::Unsupported { backend: "cuda", what });
-            }
+            // Where all tokens have rows, they take the places of all.
             Op::Input { x, first, mode } => Node::Input { x: self.view(x), first, add: mode == InputMode::Add },
             Op::Softcap { x, cap } => Node::Softcap { x: self.view(x), cap },
             Op::AllReduce { x } => {

@@ -11,7 +11,7 @@ mod modules;
 mod reduce;
 
 use backend::CacheType;
-use model::plan::{DeltaHeads, Gate, GateFactor, Rows};
+use model::plan::{DeltaHeads, Gate, GateFactor, Gelu, Rows};
 use quant::WeightType;
 
 pub use self::attention::{ATTEND_PAGES, AttentionNode, MAX_SPLITS, QkvNode, QkvPartNode, Singles, Tile, WARPS};
@@ -134,6 +134,8 @@ pub struct DeltaTiles {
 pub enum Node {
     Embed {
         table: Mat,
+        /// The axis of a token's place that the table is of; else it is of ids.
+        axis: Option<usize>,
         scale: f32,
         out: View,
     },
@@ -218,13 +220,33 @@ pub enum Node {
         x: View,
         y: View,
     },
+    AddBias {
+        x: View,
+        w: Ptr,
+    },
+    Gelu {
+        x: View,
+        form: Gelu,
+    },
+    Clamp {
+        x: View,
+        low: Ptr,
+        high: Ptr,
+    },
+    /// The same numbers in all rows.
+    Constant {
+        values: Ptr,
+        out: View,
+    },
     Scale {
         x: View,
         scale: f32,
     },
+    /// By a number, or one for each of a row.
     ScaleBy {
         x: View,
         w: Ptr,
+        n: usize,
     },
     Softcap {
         x: View,
@@ -241,6 +263,8 @@ pub enum Node {
         b: Ptr,
         a_log: Ptr,
         dt_bias: Ptr,
+        /// Of the decays' exponents, or 0.
+        bound: f32,
         g: View,
         beta: View,
     },
@@ -391,6 +415,10 @@ impl Node {
             Node::Heads { .. } => ("heads".into(), 0),
             Node::GatedAct { .. } => ("gated_act".into(), 0),
             Node::Add { .. } => ("add".into(), 0),
+            Node::AddBias { .. } => ("add_bias".into(), 0),
+            Node::Gelu { .. } => ("gelu".into(), 0),
+            Node::Clamp { .. } => ("clamp".into(), 0),
+            Node::Constant { .. } => ("constant".into(), 0),
             Node::Scale { .. } => ("scale".into(), 0),
             Node::ScaleBy { .. } => ("scale_by".into(), 0),
             Node::Softcap { .. } => ("softcap".into(), 0),
