@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs the kernels that read weights on this machine, emulated, for the types given, or all, wide attention and the
-# delta rule in tiles: compares with double. With `--check` nothing is run, and the compiler sees types alone.
+# Runs the kernels that read weights on this machine, emulated, for the types given, or all, wide and sparse attention
+# and the delta rule in tiles: compares with double. With `--check` nothing is run, and the compiler sees types alone.
 # usage: sh tools/cuda/host/run.sh [--check] [q4_k ...]; affine types as affine:BITS:GROUP:SCALE
 set -eu
 root=$(cd "$(dirname "$0")/../../.." && pwd)
@@ -47,3 +47,8 @@ for d_k in 64 128; do
     echo "delta rule, $d_k"
     run delta -DD_K=$d_k
 done
+echo "sparse attention"
+run sparse -DD=128 -DD_K=576 -DD_V=512 -DV_IN_K=1 -DHEADS=8 -DKV_F16=1
+run sparse -DD=32 -DD_K=64 -DD_V=32 -DV_IN_K=1 -DHEADS=5 -DKV_F16=1
+run sparse -DD=64 -DK_BLOCKS=1 -DD_K=96 -DD_V=96 -DV_IN_K=1 -DHEADS=8 -DKV_F16=1
+run sparse -DD=20 -DD_K=24 -DD_V=24 -DV_IN_K=0 -DHEADS=2 -DKV_F16=0

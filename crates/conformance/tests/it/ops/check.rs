@@ -97,7 +97,8 @@ pub fn check(row: &Row, case: &Case, exact: &[Answer], given: &mut Given) -> Res
     }
     // Forms of ops that GPUs are not written for.
     if !row.not_yet.is_empty()
-        && let Err(CompileError::Unsupported { what, .. }) = CompileError::refuse_of_host("gpu", &case.model.0)
+        && let Err(CompileError::Unsupported { what, .. }) =
+            CompileError::refuse_of_host(row.backend.name(), &case.model.0)
     {
         return refused(row, case, &what);
     }
