@@ -316,6 +316,19 @@ struct KvAppend {
 };
 
 // Keys and values that are kept in blocks, as f16 in copies of the cache.
+// The positions that attention sees, n of each token.
+struct Choose {
+    Step step;
+    const float* q;       // [T, n_head, d]
+    const float* weights; // [T, n_head]
+    const void* k_cache;  // [n_pages, PAGE, d]
+    u32* ranks;           // [n_tokens, stride]
+    u32* out;             // [T, n]
+    u32 first, n_tokens;  // of the slice of the step
+    u32 n_head, n, stride;
+    u32 per;              // of choose_scores_tile: tokens of a block
+};
+
 struct KvWiden {
     Step step;
     const void* k;
@@ -354,6 +367,12 @@ struct CausalConv {
     float* out;     // [T, d]
     u64 state_len;  // of a slot
     u32 d, silu;
+};
+
+struct AttentionChosen {
+    Attention op;
+    const u32* chosen; // [T, n]
+    u32 n, reserved;
 };
 
 struct DeltaNet {

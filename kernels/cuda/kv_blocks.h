@@ -33,8 +33,15 @@ __device__ __forceinline__ void block_store(u8* head, u32 d, u32 row, u32 b, flo
 // A pair of f16 from two stored integers of `x`: those that the selector names, as __byte_perm takes it with 0x64 as byte
 // 4, which makes 1024 and a byte of one.
 __device__ __forceinline__ u32 pair_of_bytes(u32 x, u32 selector) {
-    u32 out;
-    asm("sub.f16x2 %0, %1, %2;" : "=r"(out) : "r"(__byte_perm(x, 0x64646464, selector)), "r"(0x64806480));
+    u32 out = __byte_perm(x, 0x64646464, selector);
+#if defined(__CUDACC__)
+    asm("sub.f16x2 %0, %0, %1;" : "+r"(out) : "r"(0x64806480));
+#else
+    _Float16 pair[2];
+    __builtin_memcpy(pair, &out, 4);
+    pair[0] -= 1152, pair[1] -= 1152;
+    __builtin_memcpy(&out, pair, 4);
+#endif
     return out;
 }
 

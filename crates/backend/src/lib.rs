@@ -495,7 +495,8 @@ impl CompileError {
             return refuse("run models that encode whole texts");
         }
         plan.all_ops().try_for_each(|op| match op {
-            Op::Choose { .. } => refuse("choose the positions that attention sees"),
+            // Of the two, CUDA has kernels for it.
+            Op::Choose { .. } if backend != "cuda" => refuse("choose the positions that attention sees"),
             Op::Constant { .. } => refuse("fill rows with constant numbers"),
             Op::DecayBeta { bound: Some(_), .. } => refuse("bound the decays of a delta rule"),
             Op::DecayBeta { a, g_out, .. } if plan.buf(*a).width != plan.buf(*g_out).width => {

@@ -140,7 +140,7 @@ pub fn rows() -> Vec<Row> {
     chosen(rows)
 }
 
-/// Ops of image encoders, of sparse and of lightning attention, which GPUs refuse.
+/// Ops of image encoders, of sparse and of lightning attention, which Metal refuses.
 const OF_HOST: &[&str] = &["add_bias", "gelu", "clamp", "constant", "choose"];
 
 /// Caches of blocks.
@@ -211,7 +211,7 @@ fn cuda_rows() -> Vec<Row> {
             logits,
             model: None,
             cut: 3e-2,
-            not_yet: &["choose"],
+            not_yet: &[],
             tokens: usize::MAX,
             is_simulated: false,
         })

@@ -210,6 +210,12 @@ inline unsigned __ballot_sync(unsigned, bool x) {
     return out;
 }
 inline bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
+inline unsigned __match_any_sync(unsigned, unsigned x) {
+    const auto all = emulate::exchange<1>({x});
+    unsigned out = 0;
+    for (int i = 0; i < 32; i++) out |= (unsigned)(all[i][0] == x) << i;
+    return out;
+}
 inline unsigned __reduce_max_sync(unsigned, unsigned x) {
     const auto all = emulate::exchange<1>({x});
     for (int i = 0; i < 32; i++) x = all[i][0] > x ? all[i][0] : x;

@@ -97,6 +97,11 @@ args! {
         rows: u32, n_head: u32, n_kv: u32, n_splits: u32, window: u32, windowed: u32, scale: f32, softcap: f32,
         singles: u32, reach: u32,
     }
+    struct Choose: 128 {
+        step: Step, q: Ptr, weights: Ptr, k_cache: Ptr, ranks: Ptr, out: Ptr, first: u32, n_tokens: u32, n_head: u32,
+        n: u32, stride: u32, per: u32,
+    }
+    struct AttentionChosen: 176 { op: Attention, chosen: Ptr, n: u32, reserved: u32 }
     struct CausalConv: 120 {
         step: Step, x: Ptr, w: Ptr, bias: Ptr, state: Ptr, out: Ptr, state_len: u64, d: u32, silu: u32,
     }

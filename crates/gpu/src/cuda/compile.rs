@@ -10,6 +10,7 @@ use model::plan::{Buf, CacheDecl, Elem, Op, Plan, ValidPlan, Weight, memory};
 
 use super::Cuda;
 use super::batch;
+use super::chosen;
 use super::delta;
 use super::drafts::{self, Slots as DraftSlots};
 use super::driver::{self, Context, DriverError, Memory, Module, Pinned, Stream};
@@ -19,8 +20,8 @@ use super::fuse::{fuse, with_norms};
 use super::host::{Host, HotPlaces};
 use super::lists::{Head, Lists};
 use super::nodes::{
-    ATTEND_PAGES, AttendNode, CacheView, HostNode, LatentOutNode, Link, Lower, MAX_SPLITS, Modules, Node, SlotPlaces,
-    StateView, View, is_interleaved,
+    ATTEND_PAGES, AttendNode, AttentionNode, CacheView, HostNode, LatentOutNode, Link, Lower, MAX_SPLITS, Modules,
+    Node, SlotPlaces, StateView, View, is_interleaved,
 };
 use super::nvrtc::{self, Target};
 use super::pick::Picker;
@@ -155,6 +156,7 @@ pub fn lay<'a>(
         states: &states,
         is_f16,
         max_tokens,
+        max_positions: limits.max_positions,
         delta: delta.ptr(),
         max_shared: context.max_shared,
         is_wide,
@@ -280,11 +282,14 @@ pub fn lay<'a>(
     };
     let wide = |plan: &Plan| [wide::most_packed(plan, limits), wide::most_sums(plan, limits, context.sms) / 4];
     let [packed_bytes, n_wide_sums] = if is_wide { most_of(plan, head_plan.as_ref(), wide) } else { [0; 2] };
+    let n_ranks = chosen::n_ranks(plan, limits);
     let n_further = wide::most_further(needs.pairs, needs.n_expert);
     let further = scratch("expert lists", 3 * n_further)?;
     let scratch = Scratch {
         batch,
         zeroed,
+        ranks: scratch("ranks of positions", n_ranks)?,
+        n_ranks,
         apart: scratch("scratch of products", needs.apart)?,
         partial: scratch("partial sums of attention", needs.partial)?,
         first: scratch("expert lists", needs.n_expert + 1)?,
@@ -468,6 +473,7 @@ pub fn footprint(cuda: &Cuda, plan: &Plan, limits: Limits) -> Footprint {
     sum.add(Part::Scratch, most_of(plan, head.as_ref(), wide).iter().sum());
     sum.add(Part::Scratch, most_of(plan, head.as_ref(), |plan| batch::scratch(plan, limits)).iter().sum());
     sum.add(Part::Scratch, delta::bytes(plan, limits));
+    sum.add(Part::Scratch, chosen::n_ranks(plan, limits).saturating_mul(4));
     let slots = cuda.slots(plan, &split);
     sum.add(Part::Scratch, cuda.stage_bytes(&split, &slots));
     let [_, tables, pairs] = slot_bytes(&slots, plan, &split, limits);
@@ -531,6 +537,7 @@ impl Needs {
                         let row = node.n_head * (node.cache.d_v + 2);
                         needs.partial = needs.partial.max(n_tokens.saturating_mul(n_splits).saturating_mul(row));
                     }
+                    needs.chosen(node, limits, sms);
                     if let Some(node) = node.singles() {
                         needs.attend(&node, limits, sms);
                     }
@@ -548,6 +555,19 @@ impl Needs {
             }
         }
         needs
+    }
+
+    /// For the splits of chosen positions.
+    fn chosen(&mut self, node: &AttentionNode, limits: Limits, sms: usize) {
+        let Some(chosen) = node.chosen else { return };
+        for n_tokens in 1..=limits.max_tokens {
+            let n_splits = node.chosen_splits(&chosen, n_tokens, usize::MAX, sms);
+            if n_splits == 1 {
+                break;
+            }
+            let row = node.n_head * (node.cache.d_v + 2);
+            self.partial = self.partial.max(n_tokens.saturating_mul(n_splits).saturating_mul(row));
+        }
     }
 
     /// For the splits of single tokens.

@@ -7,6 +7,7 @@
 
 mod args;
 mod batch;
+mod chosen;
 mod compile;
 mod delta;
 mod drafts;

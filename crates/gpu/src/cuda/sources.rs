@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use backend::CacheType;
+use backend::{CacheType, KvType};
 use model::plan::CacheDecl;
 use quant::WeightType;
 
@@ -60,8 +60,10 @@ sources! {
     ATTEND = "attend.cu";
     ATTEND_LONG = "attend_long.cu";
     ATTENTION = "attention.cu";
+    ATTENTION_CHOSEN = "attention_chosen.cu";
     ATTENTION_WIDE = "attention_wide.cu";
     CAUSAL_CONV = "causal_conv.cu";
+    CHOOSE = "choose.cu";
     COMBINE = "combine.cu";
     DELTA_CHUNKS = "delta_chunks.cu";
     DELTA_IN = "delta_in.cu";
@@ -178,6 +180,14 @@ impl Key {
     /// A source for the elements of a cache.
     pub fn cached(source: Source, is_f16: bool) -> Key {
         Key::new(source, vec![format!("KV_F16={}", u32::from(is_f16))])
+    }
+
+    /// The choice of positions by index keys of `d` numbers.
+    pub fn choose(d: usize, types: CacheType) -> Key {
+        let is_blocks = u32::from(types.k.block().is_some());
+        let mut key = Key::cached(CHOOSE, types.k != KvType::F32);
+        key.defines.extend([format!("D={d}"), format!("K_BLOCKS={is_blocks}")]);
+        key
     }
 
     /// Attention for a cache and `heads` query heads of a block.

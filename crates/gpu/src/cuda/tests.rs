@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use model::plan::CacheDecl;
+use model::plan::{CacheDecl, Op, Plan};
 use quant::act::ActKind;
 use quant::{Affine, ScaleType, WeightType};
 
@@ -77,6 +77,18 @@ fn modules() -> Vec<Key> {
             let cache = CacheDecl { n_kv: 1, d_k, d_v, v_in_k, window: None };
             keys.push(Key::attention(sources::ATTENTION, &cache, is_f16, heads));
         }
+    }
+    for (types, (d_k, d_v, v_in_k, heads)) in [
+        (CacheType::F16, (576, 512, true, 8)),
+        (CacheType::F16, (64, 32, true, 5)),
+        (CacheType::F32, (576, 512, true, 8)),
+        (CacheType::F32, (33, 7, false, 5)),
+    ] {
+        let cache = CacheDecl { n_kv: 1, d_k, d_v, v_in_k, window: None };
+        keys.push(Key::attention(sources::ATTENTION_CHOSEN, &cache, types == CacheType::F16, heads));
+    }
+    for (d, types) in [(128, CacheType::F16), (128, CacheType::Q8_0), (128, CacheType::F32), (20, CacheType::F16)] {
+        keys.push(Key::choose(d, types));
     }
     for (d, heads) in [(64, 8), (128, 4), (128, 8), (256, 1), (256, 8)] {
         let halves = CacheType { k: KvType::F16, v: KvType::Q8_0 };
@@ -266,10 +278,20 @@ fn kernels_compile_for_every_architecture_and_spill_nothing() {
 
 /// Kernels of each layer, for a token of one sequence some pages into its context.
 fn kernels_of_layers(model: &str, arch: u32, pages: usize) -> Vec<Vec<&'static str>> {
+    kernels_of_step(model, arch, |_| {}, (1, 1, pages))
+}
+
+/// The same of a plan that `pass` has changed, for a number of sequences and of tokens of each.
+fn kernels_of_step(
+    model: &str,
+    arch: u32,
+    pass: fn(&mut Plan),
+    (n_chunks, len, pages): (usize, usize, usize),
+) -> Vec<Vec<&'static str>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../conformance/tests/data").join(model);
     let checkpoint = checkpoint::open(&path).unwrap();
     let cuda = Cuda::default();
-    let plan = cuda.lower(model::build(&checkpoint).unwrap()).unwrap();
+    let plan = cuda.lower(model::build(&checkpoint).unwrap().rewrite(pass).unwrap()).unwrap();
     let limits = Limits {
         max_tokens: 64,
         max_outputs: 64,
@@ -280,7 +302,7 @@ fn kernels_of_layers(model: &str, arch: u32, pages: usize) -> Vec<Vec<&'static s
         max_draft: 0,
     };
     let outline = Outline::new(&cuda, &plan, &checkpoint, limits, Card::of(arch).unwrap()).unwrap();
-    let lines = outline.step(1, 1, pages).unwrap();
+    let lines = outline.step(n_chunks, len, pages).unwrap();
     let n_layers = plan.layers.iter().flatten().max().unwrap() + 1;
     let of = |layer| lines.iter().filter(move |line| line.layer == Some(layer)).flat_map(|line| &line.launches);
     (0..n_layers).map(|layer| of(layer).map(|launch| launch.kernel).collect()).collect()
@@ -305,6 +327,33 @@ fn launches_of_latent_attention() {
             assert_eq!(layers[1].len(), 8, "sm_{arch}, {pages} pages: {:?}", layers[1]);
             let latent = layers[1].iter().filter(|name| name.starts_with("latent_")).count();
             assert_eq!(latent, 2, "{:?}", layers[1]);
+        }
+    }
+}
+
+/// Attention chooses where a context of the step may be longer than what it may see, 12 positions; a layer may see what
+/// an earlier one chose.
+#[test]
+fn launches_of_sparse_attention() {
+    // The biases of index keys are launches that tell nothing here.
+    let pass = |plan: &mut Plan| {
+        let is_kept: Vec<bool> = plan.ops.iter().map(|op| !matches!(op, Op::AddBias { .. })).collect();
+        let mut kept = is_kept.iter();
+        plan.ops.retain(|_| *kept.next().unwrap());
+        let mut kept = is_kept.iter();
+        plan.layers.retain(|_| *kept.next().unwrap());
+    };
+    for (model, n_choices) in [("published/deepseek_v32/hf", 2), ("published/glm_moe_dsa_shared/hf", 2)] {
+        for arch in [80, 90] {
+            for step in [(1, 1, 1), (8, 1, 16), (40, 1, 4), (2, 20, 8)] {
+                let layers = kernels_of_step(model, arch, pass, step);
+                let all: Vec<&str> = layers.concat();
+                let count = |name: &str| all.iter().filter(|&&kernel| kernel == name).count();
+                let found = ["choose_scores", "choose_best", "attention_chosen"].map(count);
+                assert_eq!(found, [n_choices, n_choices, layers.len()], "{model} {arch} {step:?}: {all:?}");
+                let dense = ["attention", "attention_tile", "attention_merge"].map(count);
+                assert_eq!(dense, [0; 3], "{model} {arch} {step:?}: {all:?}");
+            }
         }
     }
 }

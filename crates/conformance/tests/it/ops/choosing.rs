@@ -16,8 +16,8 @@ struct Choice {
     n_head: usize,
 }
 
-/// The last sees several segments of attention.
-const CHOICES: [Choice; 8] = [
+/// That of 40 positions sees several segments of attention; that of 70 has latents as wide as models have them.
+const CHOICES: [Choice; 9] = [
     Choice { n_index: 1, d_index: 1, n: 1, latent: true, n_head: 3 },
     Choice { n_index: 4, d_index: 64, n: 3, latent: false, n_head: 2 },
     Choice { n_index: 3, d_index: 20, n: 17, latent: true, n_head: 9 },
@@ -26,6 +26,7 @@ const CHOICES: [Choice; 8] = [
     Choice { n_index: 2, d_index: 96, n: 64, latent: false, n_head: 4 },
     Choice { n_index: 7, d_index: 32, n: 500, latent: true, n_head: 8 },
     Choice { n_index: 2, d_index: 32, n: 40, latent: true, n_head: 2 },
+    Choice { n_index: 40, d_index: 128, n: 70, latent: true, n_head: 18 },
 ];
 
 /// Index keys are halves, which caches of any floats hold: no choice hangs on their rounding.
@@ -40,7 +41,8 @@ pub fn choose(seed: u64) -> Vec<Case> {
         let out = b.m.typed(Rows::Tokens, n, Elem::U32);
         b.op(Op::Choose { cache, q, weights, out });
         let (d_k, d_v, n_kv) = match latent {
-            // Caches of blocks take the first.
+            true if n == 70 => (576, 512, 1),
+            // Caches of blocks take these.
             true if d.is_multiple_of(32) => (64, 32, 1),
             true => (48, 40, 1),
             false => (24, 24, n_head / 2),
@@ -58,6 +60,7 @@ pub fn choose(seed: u64) -> Vec<Case> {
         });
         let script = |t: &mut Tokens| match n {
             40 => vec![t.step(&[(0, 590)], 59), t.step(&[(1, 300), (0, 3)], 31), t.step(&[(0, 1), (1, 1)], 1)],
+            70 => vec![t.step(&[(0, 120), (1, 9)], 4), t.step(&[(1, 20), (0, 1)], 7), t.step(&[(0, 1), (1, 1)], 1)],
             _ => t.grow(),
         };
         b.finish("choose", format!("{c:?}"), F32, &[("first", outs[0]), ("second", outs[1])], script)

@@ -63,6 +63,10 @@ impl Encoder<'_> {
 
     pub(super) fn attention(&mut self, node: &AttentionNode) -> Result<(), DriverError> {
         let (n_tokens, n_chunks) = (self.counts.tokens, self.counts.chunks);
+        if node.chosen(self.most_pages).is_some() {
+            self.widen(node, 0)?;
+            return self.attention_rows(node, n_tokens, 0);
+        }
         // Prompts: tiles of tokens of one chunk each. Single tokens next to them would leave theirs nearly empty.
         let (singles, prompts) = (self.singles, n_chunks - self.singles);
         let n_prompt = n_tokens - singles;
@@ -107,6 +111,9 @@ impl Encoder<'_> {
         n_tokens: usize,
         singles: usize,
     ) -> Result<usize, DriverError> {
+        if let Some(chosen) = node.chosen(self.most_pages) {
+            return self.chosen_sums(node, &chosen, n_tokens);
+        }
         let n_splits = node.splits(n_tokens, self.most_pages, self.sms);
         let args = self.attention_args(node, n_splits, singles);
         let grid = [n_tokens * node.tiles(), node.cache.n_kv, n_splits].map(|n| n as u32);
@@ -115,7 +122,7 @@ impl Encoder<'_> {
     }
 
     /// The arguments of attention with so many splits.
-    fn attention_args(&self, node: &AttentionNode, n_splits: usize, singles: usize) -> args::Attention {
+    pub(super) fn attention_args(&self, node: &AttentionNode, n_splits: usize, singles: usize) -> args::Attention {
         args::Attention {
             step: self.step,
             q: node.q.ptr,

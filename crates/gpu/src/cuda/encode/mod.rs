@@ -5,6 +5,7 @@
 
 mod attention;
 pub mod batch;
+mod chosen;
 mod experts;
 mod few;
 mod reduce;
@@ -107,6 +108,9 @@ pub struct Scratch {
     pub sums: Ptr,
     /// How many sums there is room for.
     pub n_sums: usize,
+    /// Ranks of positions that are chosen among, and how many there is room for.
+    pub ranks: Ptr,
+    pub n_ranks: usize,
     /// Numbers of eight bytes that are zero at the beginning of a step, and how many.
     pub zeroed: (Ptr, usize),
     pub batch: BatchScratch,
@@ -385,6 +389,7 @@ impl Encoder<'_> {
             }
             Node::AllReduce(ref node) => self.all_reduce(node),
             Node::Qkv(ref node) => self.qkv(node),
+            Node::Choose(ref node) => self.choose(node),
             Node::Attention(ref node) => self.attention(node),
             Node::CausalConv { module, x, w, bias, silu, width, state, out } => {
                 let args = args::CausalConv {

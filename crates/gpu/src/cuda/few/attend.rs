@@ -12,7 +12,7 @@ use super::{Few, Room, Source, Strided};
 /// Whether the kernels of attention for single tokens take these dimensions.
 fn fits(node: &AttentionNode, is_f16: bool) -> bool {
     let CacheView { d_k, d_v, v, .. } = node.cache;
-    is_f16 && v != 0 && !node.v_in_k && d_v == d_k && matches!(d_k, 64 | 128 | 256)
+    is_f16 && v != 0 && !node.v_in_k && node.chosen.is_none() && d_v == d_k && matches!(d_k, 64 | 128 | 256)
 }
 
 /// Query heads of a block of `attend_long`.

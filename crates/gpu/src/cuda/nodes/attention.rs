@@ -3,7 +3,7 @@
 use model::plan::CacheDecl;
 
 use super::super::driver::Ptr;
-use super::{AttendNode, CacheView, ModuleId, View};
+use super::{AttendNode, CacheView, Chosen, ModuleId, View};
 use backend::PAGE;
 
 /// Heads of q, k or v: what is done to them, in the order of the fields.
@@ -59,6 +59,8 @@ pub struct AttentionNode {
     pub sees_spans: bool,
     /// Positions from its own on that a token sees of its span at most; 0 for all.
     pub reach: usize,
+    /// It sees these positions alone.
+    pub chosen: Option<Chosen>,
     /// For single tokens alongside prompts.
     pub singles: Option<Singles>,
     /// Makes floats of the blocks of a cache.

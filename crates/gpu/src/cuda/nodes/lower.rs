@@ -6,6 +6,7 @@ use model::plan::{
 };
 
 use super::super::args::{Matrix, Prologue};
+use super::super::chosen::{self, Choice};
 use super::super::delta;
 use super::super::driver::Ptr;
 use super::super::sources::{self, Key};
@@ -14,7 +15,7 @@ use super::super::upload::Weights;
 use super::attention::{AttentionNode, attention_tile, attention_wide, heads_of_block};
 use super::experts::{ExpertsNode, HostNode, HotNode, RouteNode, SlotPlaces};
 use super::modules::Modules;
-use super::{CacheView, DeltaTiles, Link, Mat, Node, Part, ReduceNode, StateView, View};
+use super::{CacheView, ChooseNode, Chosen, DeltaTiles, Link, Mat, Node, Part, ReduceNode, StateView, View};
 use backend::CompileError;
 
 /// What resolves a plan.
@@ -29,6 +30,7 @@ pub struct Lower<'a, 'w> {
     pub states: &'a [StateView],
     pub is_f16: bool,
     pub max_tokens: usize,
+    pub max_positions: usize,
     /// What delta rules of many tokens pass on.
     pub delta: Ptr,
     /// Bytes of shared memory that a block may have.
@@ -198,7 +200,7 @@ impl Lower<'_, '_> {
                 let cache = self.caches[cache.0 as usize];
                 Node::KvAppend { module, cache, k: self.view(k), v: v.map_or(0, |v| self.view(v).ptr) }
             }
-            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen: _, sinks, out } => {
+            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen, sinks, out } => {
                 let decl = self.plan.cache(cache);
                 let heads = heads_of_block(n_head / decl.n_kv, decl.d_k, decl.d_v).ok_or_else(|| {
                     let what = format!("attend over heads of {} numbers", decl.d_k.max(decl.d_v));
@@ -208,6 +210,8 @@ impl Lower<'_, '_> {
                 let module = modules.id(Key::attention(sources::ATTENTION, decl, is_f16, heads));
                 let view = self.caches[cache.0 as usize];
                 let widen = view.types.has_blocks().then(|| modules.id(Key::plain(sources::KV_WIDEN)));
+                let of_chosen = Key::attention(sources::ATTENTION_CHOSEN, decl, is_f16, heads);
+                let of_chosen = chosen.map(|list| (list, modules.id(of_chosen)));
                 let wide = || modules.id(Key::attention(sources::ATTENTION_WIDE, decl, is_f16, heads));
                 let wide = if self.is_wide { attention_wide(wide, decl, n_head, is_f16, max_shared) } else { None };
                 Node::Attention(AttentionNode {
@@ -226,6 +230,11 @@ impl Lower<'_, '_> {
                     softcap: softcap.unwrap_or(0.0),
                     sees_spans: (self.plan.d_input().is_some() || self.plan.whole) && self.plan.sees_spans(window),
                     reach: window.filter(|_| self.plan.whole).unwrap_or(0),
+                    chosen: of_chosen.map(|(list, module)| {
+                        let list = self.view(list);
+                        let choice = Choice { n: list.width, most: self.max_positions };
+                        Chosen { module, list, choice, tile: chosen::latent_tile(decl, n_head, is_f16, max_shared) }
+                    }),
                     singles: None,
                     widen,
                 })
@@ -345,9 +354,18 @@ impl Lower<'_, '_> {
                 g: self.view(g_out),
                 beta: self.view(beta_out),
             },
-            Op::Choose { .. } => {
-                let what = "choose the positions that attention sees".into();
-                return Err(CompileError::Unsupported { backend: "cuda", what });
+            Op::Choose { cache, q, weights, out } => {
+                let (d, view) = (self.plan.cache(cache).d_k, self.caches[cache.0 as usize]);
+                let (q, weights, out) = (self.view(q), self.view(weights), self.view(out));
+                Node::Choose(ChooseNode {
+                    module: self.modules.id(Key::choose(d, view.types)),
+                    cache: view,
+                    q,
+                    weights,
+                    out,
+                    choice: Choice { n: out.width, most: self.max_positions },
+                    per: chosen::tokens_of_block(weights.width, d, self.is_f16, self.max_shared),
+                })
             }
             // Where all tokens have rows, they take the places of all.
             Op::Input { x, first, mode } => Node::Input { x: self.view(x), first, add: mode == InputMode::Add },

@@ -4,6 +4,7 @@
 //! for several ops (`few.rs`).
 
 mod attention;
+mod chosen;
 mod experts;
 mod few;
 mod lower;
@@ -15,6 +16,7 @@ use model::plan::{DeltaHeads, Gate, GateFactor, Gelu, Rows};
 use quant::WeightType;
 
 pub use self::attention::{ATTEND_PAGES, AttentionNode, MAX_SPLITS, QkvNode, QkvPartNode, Singles, Tile, WARPS};
+pub use self::chosen::{ChooseNode, Chosen};
 pub use self::experts::{ExpertsNode, HostNode, HotNode, RouteNode, SlotPlaces};
 pub use self::few::{
     AttendNode, DeltaInNode, DenseUp, DownNode, FewLinearNode, Late, LatentOutNode, LatentQNode, PackedNode, PairsNode,
@@ -275,6 +277,7 @@ pub enum Node {
         v: Ptr,
     },
     Qkv(QkvNode),
+    Choose(ChooseNode),
     Attention(AttentionNode),
     CausalConv {
         module: ModuleId,
@@ -426,6 +429,7 @@ impl Node {
             Node::DecayBeta { .. } => ("decay_beta".into(), 0),
             Node::KvAppend { .. } => ("kv_append".into(), 0),
             Node::Qkv(_) => ("qkv".into(), 0),
+            Node::Choose(_) => ("choose".into(), 0),
             Node::Attention(_) => ("attention".into(), 0),
             Node::CausalConv { .. } => ("causal_conv".into(), 0),
             Node::DeltaNet { .. } => ("delta_net".into(), 0),
