@@ -6,8 +6,8 @@
 // column, or four side by side of 128, and takes each position's share from that position's lane. With SPLIT a
 // threadgroup takes a part of the positions and leaves its sums, its largest score and its sum of shares in `out`, [T,
 // n_head, n_parts, D_V + 2], to `attention_merge`, which makes of a single part the bits that SPLIT 0 makes. Compiled
-// for a cache: D_K, D_V, KV_F16, V_IN_K (values are the first D_V numbers of the keys); SINKS 0 or 1; SPLIT; SPANS (a token sees what
-// follows it up to the end of its span). grid
+// for a cache: D_K, D_V, KV_F16, V_IN_K (values are the first D_V numbers of the keys); SINKS 0 or 1; SPLIT;
+// SPANS: 0, or a token sees what follows it up to the end of its span (1), no further than the window (2). grid
 // (n_head, T), with SPLIT (n_head, T, parts of the longest context), 64 threads
 #include "metal/common.h"
 #include "metal/kv.h"
@@ -59,7 +59,7 @@ kernel void attention(device const float* q [[buffer(0)]], device const Kv* k_ca
     device const Chunk& c = chunks[chunk_of[token]];
     uint first_pos = first_seen(a.window, pos);
 #if SPANS
-    pos = ends[token] - 1;
+    pos = span_end(ends[token], a.window, pos) - 1;
 #endif
 #if SPLIT
     if (a.part * group.z > pos) return;

@@ -10,7 +10,7 @@
 // Positions that no row sees are staged as zeros: what was never written may be NaN. Where values are not finite, which
 // a product with a share of zero would spread to rows that do not see them, each row adds up what it sees by itself.
 // Compiled for a cache: D_K, D_V, KV_F16, V_IN_K (values are the first D_V numbers of the keys); SINKS 0 or 1; ROWS: 8,
-// 16 or 32.
+// 16 or 32; SPANS as `attention.metal` has it: ends of spans ascend in a chunk.
 // grid (ceil(tokens of the longest chunk * heads of a group / ROWS), n_kv, chunks), 128 threads
 #include "metal/common.h"
 #include "metal/kv.h"
@@ -27,6 +27,14 @@
 // What a simdgroup scores of a page, in blocks of eight rows and eight positions: square where there is enough.
 #define S_ROWS (ROWS == 32 ? 2 : BLOCKS)
 #define S_POSITIONS (ROWS == 32 ? 2 : 1)
+
+// The position of a row's token, and the position after the last that it sees.
+#define POS_OF(r) (c.pos + (begin + (r)) / n_shared)
+#if SPANS
+#define END_OF(r) span_end(span_ends[c.first + (begin + (r)) / n_shared], window, POS_OF(r))
+#else
+#define END_OF(r) (POS_OF(r) + 1)
+#endif
 
 struct AttentionTiles {
     uint n_head;
@@ -93,6 +101,9 @@ kernel void attention_tiles(device const float* q [[buffer(0)]], device const Kv
 #if SINKS
                             device const float* sinks [[buffer(9)]],
 #endif
+#if SPANS
+                            device const uint* span_ends [[buffer(10)]],
+#endif
                             uint3 group [[threadgroup_position_in_grid]], uint sg [[simdgroup_index_in_threadgroup]],
                             uint lane [[thread_index_in_simdgroup]]) {
     threadgroup float4 queries[ROWS * Q_STRIDE / 4];
@@ -123,9 +134,8 @@ kernel void attention_tiles(device const float* q [[buffer(0)]], device const Kv
         }
         *(threadgroup float4*)(own + d) = v;
     }
-    const uint first_token = c.pos + begin / n_shared, last = c.pos + (begin + n_rows - 1) / n_shared;
     const float scale = a.scale, softcap = a.softcap;
-    const uint window = a.window, first = first_seen(window, first_token);
+    const uint window = a.window, first = first_seen(window, POS_OF(0)), last = END_OF(n_rows - 1) - 1;
 
     // Of rows sg, sg + 4, ...: `ends` is the number of positions that a row sees, 0 behind the last row.
     float top[ROWS / 4], total[ROWS / 4];
@@ -134,7 +144,7 @@ kernel void attention_tiles(device const float* q [[buffer(0)]], device const Kv
     for (uint j = 0; j < ROWS / 4; j++) {
         const uint r = 4 * j + sg;
         top[j] = -INFINITY, total[j] = 0.0f;
-        ends[j] = r < n_rows ? c.pos + (begin + r) / n_shared + 1 : 0;
+        ends[j] = r < n_rows ? END_OF(r) : 0;
     }
     simdgroup_float8x8 sums[V_SLICES][BLOCKS][2];
 #pragma unroll
@@ -177,7 +187,7 @@ kernel void attention_tiles(device const float* q [[buffer(0)]], device const Kv
 #pragma unroll
         for (uint j = 0; j < ROWS / 4; j++) {
             const uint r = 4 * j + sg, p = block * PAGE + lane;
-            const bool is_seen = p < ends[j] && p >= first_seen(window, ends[j] - 1);
+            const bool is_seen = p < ends[j] && p >= first_seen(window, POS_OF(r));
             float x = scores[r * S_STRIDE + lane] * scale;
             if (softcap != 0.0f) x = softcap * precise::tanh(x / softcap);
             const float now = max(top[j], simd_max(is_seen ? x : -INFINITY));
@@ -208,12 +218,12 @@ kernel void attention_tiles(device const float* q [[buffer(0)]], device const Kv
             if ((is_wild[0] | is_wild[1] | is_wild[2] | is_wild[3]) != 0) {
 #pragma unroll
                 for (uint j = 0; j < 2 * BLOCKS; j++) {
-                    const uint r = 8 * (j / 2) + row_of_lane(lane), pos = c.pos + (begin + r) / n_shared;
+                    const uint r = 8 * (j / 2) + row_of_lane(lane);
                     const uint column = 16 * sg + 8 * (j % 2) + column_of_lane(lane);
                     float2 y = sums[i][j / 2][j % 2].thread_elements();
                     for (uint slot = 0; slot < PAGE; slot++) {
                         const uint p = block * PAGE + slot;
-                        if (r >= n_rows || p > pos || p < first_seen(window, pos)) continue;
+                        if (r >= n_rows || p >= END_OF(r) || p < first_seen(window, POS_OF(r))) continue;
                         const float share = scores[r * S_STRIDE + slot];
 #if V_IN_K
                         y.x += share * staged[column * S_STRIDE + slot];

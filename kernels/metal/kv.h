@@ -30,6 +30,15 @@ inline uint first_seen(uint window, uint pos) {
     return window != 0 && pos + 1 > window ? pos + 1 - window : 0;
 }
 
+// The position after the last that a query of a span sees, which is `end`: with SPANS 2 no further than the window.
+inline uint span_end(uint end, uint window, uint pos) {
+#if SPANS == 2
+    return min(end, pos + (window << 1 >> 1));
+#else
+    return end;
+#endif
+}
+
 // The page of a block of positions of a chunk's sequence; `pages` are those of its kind of cache.
 inline uint page_of(device const uint* pages, device const Chunk& c, uint windowed, uint block) {
     return windowed ? pages[c.first_window_page + block - c.first_window_block] : pages[c.first_page + block];

@@ -1,6 +1,7 @@
 // route: the experts of each row, best first, ties to the lower id, and their weights. A simdgroup a row.
-// Compiled for a number of experts, N_EXPERT, and for what the router does: SCORE 0 softmax, 1 sigmoid, 2 raw;
-// HAS_BIAS, HAS_SCALE 0 or 1.
+// Compiled for a number of experts, N_EXPERT, and for what the router does: SCORE 0 softmax, 1 sigmoid, 2 raw, 3
+// sparse; HAS_BIAS, HAS_SCALE 0 or 1. With SCORE 3 the weight of an expert is its share of a softmax over those that
+// are not chosen before it and whose logit is near its own: (own - x) / max(|x|, own) <= margin.
 //
 // A row without an answer (NaN among the logits, no finite weights) takes the first experts with weights of NaN and
 // leaves 1 in `faults`.
@@ -20,6 +21,7 @@ struct Route {
     float eps;
     float scale;
     float logit_scale;
+    float margin;
 };
 
 // A number whose order as an integer is that of the float; both zeros are the same. No float but NaN gives 0.
@@ -144,11 +146,31 @@ kernel void route(device const float* logits [[buffer(0)]], device uint* ids [[b
             const uint e = j * 32 + lane;
             key[j] = e < N_EXPERT ? ordered(choice[e]) : 0;
         }
+#if SCORE == 3
+        float w = 0.0f;
+#endif
         for (uint b = 0; b < a.n_used; b++) {
             const uint index = take_best(key, lane);
             if (lane == b) id = index;
+#if SCORE == 3
+            // Those that are left have keys, and the one that was just taken counts too.
+            const float own = score[index];
+            float near = 0.0f;
+            for (uint j = 0; j < EACH; j++) {
+                const uint e = j * 32 + lane;
+                if (key[j] == 0 && e != index) continue;
+                const float x = score[e];
+                // Where both are 0 the quotient is NaN, and they are near.
+                const bool is_far = (own - x) / max(fabs(x), own) > a.margin;
+                if (!is_far) near += precise::exp(x - own);
+            }
+            near = simd_sum(near);
+            if (lane == b) w = 1.0f / near;
+#endif
         }
+#if SCORE != 3
         float w = has_slot ? score[id] : 0.0f;
+#endif
 #if SCORE == 2
         const float best = simd_max(has_slot ? w : -INFINITY);
         is_bad = !isfinite(best);

@@ -25,7 +25,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use checkpoint::Checkpoint;
-use model::plan::{Op, Plan, Router, Score, ValidPlan, Weight};
+use model::plan::{Plan, ValidPlan, Weight};
 use sys::arena::OutOfMemory;
 
 pub use batch::{Ask, Batch, Chunk, GivenRows, Masks, PAGE, Tables, Takes};
@@ -483,30 +483,6 @@ impl CompileError {
             Some(_) => Err(CompileError::Unsupported { backend, what: "run a head that drafts tokens".into() }),
             None => Ok(()),
         }
-    }
-
-    /// Refuses an encoder of texts, and models with forms of ops that GPUs are not written for.
-    ///
-    /// # Errors
-    /// [`CompileError::Unsupported`].
-    pub fn refuse_of_host(backend: &'static str, plan: &Plan) -> Result<(), CompileError> {
-        let refuse = |what: &str| Err(CompileError::Unsupported { backend, what: what.into() });
-        if plan.whole {
-            return refuse("run models that encode whole texts");
-        }
-        plan.all_ops().try_for_each(|op| match op {
-            // Of the two, CUDA has kernels for it.
-            Op::Choose { .. } if backend != "cuda" => refuse("choose the positions that attention sees"),
-            Op::Constant { .. } => refuse("fill rows with constant numbers"),
-            Op::DecayBeta { bound: Some(_), .. } => refuse("bound the decays of a delta rule"),
-            Op::DecayBeta { a, g_out, .. } if plan.buf(*a).width != plan.buf(*g_out).width => {
-                refuse("run a step size of several decays")
-            }
-            Op::Route { router: Router { score: Score::Sparse { .. }, .. }, .. } => {
-                refuse("weigh experts by those near them")
-            }
-            _ => Ok(()),
-        })
     }
 }
 

@@ -140,9 +140,6 @@ pub fn rows() -> Vec<Row> {
     chosen(rows)
 }
 
-/// Ops of image encoders, of sparse and of lightning attention, which Metal refuses.
-const OF_HOST: &[&str] = &["add_bias", "gelu", "clamp", "constant", "choose"];
-
 /// Caches of blocks.
 pub const BLOCKS: [CacheType; 5] = [
     CacheType::Q8_0,
@@ -316,7 +313,7 @@ pub fn metal_rows() -> Vec<Row> {
             logits: None,
             model: Some(2e-5),
             cut: 2e-5,
-            not_yet: OF_HOST,
+            not_yet: &["choose"],
             tokens: if wide() { usize::MAX } else { 40 },
             is_simulated: true,
         })

@@ -9,7 +9,8 @@ use backend::reference::Reference;
 use backend::{Ask, Backend, Batch, CacheType, Limits, PAGE, Program, StepError, Tables};
 use checkpoint::Checkpoint;
 use conformance::{Maker, Random, backends};
-use model::plan::{Op, Plan, Rows, ValidPlan};
+use model::plan::{Cache, CacheDecl, Op, Plan, Rows, ValidPlan};
+use quant::WeightType::F32;
 use serde_json::{Value, json};
 
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/encoders");
@@ -132,6 +133,29 @@ fn rows_are_those_of_transformers() {
     }
 }
 
+/// The same on a simulated GPU, where a text alone is off by rounding: few tokens take other kernels.
+#[test]
+fn metal_gives_the_rows_of_transformers() {
+    for (cache, names, tolerance) in [(CacheType::F32, &NAMES[..], 1e-5), (CacheType::F16, &NAMES[5..7], 4e-3)] {
+        let Some(metal) = backends::simulated(cache, metal_sim::Options::default()) else { return };
+        for name in names {
+            let (texts, files) = model(name);
+            for file in &files[..if *name == "bert_rerank" { 2 } else { 1 }] {
+                let mut program = program(&metal, file);
+                let mut check = |texts: &[&Text]| {
+                    let found = program.step(&batch(texts, asked)).unwrap().hidden.to_vec();
+                    let exact: Vec<f32> = texts.iter().flat_map(|text| text.rows.clone()).collect();
+                    let off = error(&found, &exact);
+                    println!("{name} metal {cache:?} {}: {off:.2e}", file.file_name().unwrap().display());
+                    assert!(off <= tolerance, "{name} {cache:?} {}: {off:.2e}", file.display());
+                };
+                check(&texts.iter().collect::<Vec<_>>());
+                check(&[&texts[0]]);
+            }
+        }
+    }
+}
+
 /// The first token's row changes with the last token: attention is not causal.
 #[test]
 fn tokens_see_later_ones() {
@@ -148,6 +172,7 @@ fn tokens_see_later_ones() {
 /// Tables of places of every type that embeddings may have.
 #[test]
 fn places_are_looked_up_in_tables_of_every_type() {
+    let metal = backends::simulated(CacheType::F32, metal_sim::Options::default());
     for t in backends::types() {
         let d = 256;
         let mut m = Maker { plan: Plan::new("one op", 1, d, 64), tensors: Vec::new(), random: Random(5) };
@@ -176,6 +201,11 @@ fn places_are_looked_up_in_tables_of_every_type() {
         assert_eq!(step(&backends::cpu_with(cpu::Isa::best(), 2, CacheType::F32)), exact, "{t}");
         if let Some(cuda) = backends::gpu(CacheType::F32) {
             assert!(error(&step(&cuda), &exact) < 1e-5, "{t}");
+        }
+        if let Some(metal) = &metal {
+            let most = exact.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+            let off = error(&step(metal), &exact);
+            assert!(off <= 1e-6 * most, "{t}: {off:.2e} of {most:.2e}");
         }
     }
 }
@@ -237,6 +267,8 @@ fn windows_reach_both_ways_on_every_page() {
         Text { second: n, at: (0..n).collect(), rows: Vec::new(), ids }
     };
     let texts = [text(150), text(70), text(1), text(33)];
+    let short = [text(9), text(2)];
+    let metal = backends::simulated(CacheType::F32, metal_sim::Options::default());
     let limits = Limits { max_tokens: 256, max_outputs: 256, n_pages: 12, max_positions: 160, ..Limits::default() };
     let step = |backend: &dyn Backend, window: usize, texts: &[&Text]| {
         let checkpoint = changed("gemma_embedding", |files| set(files, json!({"sliding_window": window}))).unwrap();
@@ -255,6 +287,63 @@ fn windows_reach_both_ways_on_every_page() {
             assert!(off < 1e-4, "window {window}: {off:.2e}");
             assert_eq!(step(&cpu, window, &all[..1]), found[..texts[0].ids.len() * 12], "window {window}");
         }
+        // In tiles, and token by token.
+        let Some(metal) = &metal else { continue };
+        let off = error(&step(metal, window, &all), &exact);
+        assert!(off < 1e-4, "metal, window {window}: {off:.2e}");
+        let few: Vec<&Text> = short.iter().collect();
+        let off = error(&step(metal, window, &few), &step(&Reference, window, &few));
+        assert!(off < 1e-4, "metal, window {window}, few tokens: {off:.2e}");
+    }
+}
+
+/// Heads as wide as those of image encoders, in texts of several tiles and of few tokens: each token sees its text, or
+/// its window to both sides. NaN of a token breaks those that see it alone.
+#[test]
+fn heads_of_image_encoders_see_spans() {
+    let Some(metal) = backends::simulated(CacheType::F32, metal_sim::Options::default()) else { return };
+    let (n_head, d, n_vocab, bad) = (3, 72, 50, 49);
+    let row = n_head * d;
+    let mut m = Maker { plan: Plan::new("one op", n_vocab, 3 * row, 160), tensors: Vec::new(), random: Random(9) };
+    let table = m.weight_of(&[n_vocab, 3 * row], F32, |random, i| {
+        (0..3 * row).map(|_| if i == bad { f32::NAN } else { random.float() }).collect()
+    });
+    let x = m.buf(Rows::Tokens, 3 * row);
+    m.op(Op::Embed { table, scale: 1.0, out: x });
+    let qkv = [(); 3].map(|()| m.buf(Rows::Tokens, row));
+    m.op(Op::SplitHeads { x, n_head: 1, parts: qkv.map(|part| (row, part)).into() });
+    let ([q, k, v], cache) = (qkv, Cache(0));
+    m.plan.caches.push(CacheDecl { n_kv: n_head, d_k: d, d_v: d, v_in_k: false, window: None });
+    m.op(Op::KvAppend { cache, k, v: Some(v) });
+    let outs = [None, Some(20)].map(|window| {
+        let out = m.buf(Rows::Tokens, row);
+        let (scale, chunked, softcap, chosen, sinks) = (0.3, false, None, None, None);
+        m.op(Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen, sinks, out });
+        out
+    });
+    let (both, rows) = (m.buf(Rows::Tokens, 2 * row), m.buf(Rows::Outputs, 2 * row));
+    m.op(Op::JoinHeads { parts: outs.map(|out| (row, out)).into(), n_head: 1, out: both });
+    m.op(Op::Select { x: both, out: rows });
+    (m.plan.whole, m.plan.logits) = (true, rows);
+    let (plan, weights) = m.finish(false);
+    let plan = ValidPlan::new(plan).unwrap();
+    let limits = Limits { max_tokens: 256, max_outputs: 256, n_pages: 12, max_positions: 160, ..Limits::default() };
+    let text = |n: usize, at: Option<usize>| {
+        let id = |i: usize| if at == Some(i) { bad as u32 } else { (7 * i % bad) as u32 };
+        Text { second: n, at: (0..n).collect(), rows: Vec::new(), ids: (0..n).map(id).collect() }
+    };
+    for texts in [vec![text(150, None), text(37, Some(30)), text(1, None)], vec![text(9, None), text(5, Some(2))]] {
+        let texts: Vec<&Text> = texts.iter().collect();
+        let step = |backend: &dyn Backend| {
+            let mut program = backend.compile(&plan, weights.clone(), limits).unwrap();
+            program.step(&batch(&texts, asked)).unwrap().hidden.to_vec()
+        };
+        let (found, exact) = (step(&metal), step(&Reference));
+        assert!(exact.iter().any(|x| x.is_nan()) && exact.iter().any(|x| x.is_finite()));
+        let off = found.iter().zip(&exact).map(|(a, b)| if a.is_nan() && b.is_nan() { 0.0 } else { (a - b).abs() });
+        let off = off.fold(0.0f32, |most, off| if off <= most { most } else { off });
+        println!("heads of {d}: {off:.2e}");
+        assert!(off < 1e-5, "{off:.2e}");
     }
 }
 

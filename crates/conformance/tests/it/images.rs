@@ -140,6 +140,16 @@ fn gpus_take_features() {
     }
 }
 
+/// A GPU finds the features too.
+#[test]
+fn metal_finds_features() {
+    let Some(metal) = simulated(CacheType::F32, metal_sim::Options::default()) else { return };
+    // Those of the tree: simulated, larger ones take minutes.
+    for model in models().into_iter().take(if wide() { usize::MAX } else { 3 }) {
+        model.check_features("metal", Box::new(metal.clone()), 1e-5);
+    }
+}
+
 /// A prompt without an image gives what it gives in a plan that sees none.
 #[test]
 fn text_is_as_it_was() {

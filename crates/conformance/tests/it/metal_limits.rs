@@ -316,7 +316,7 @@ fn far_weights(metal: &Metal, change: impl Fn(&String) -> String) -> Result<(), 
     for (slot, span, used) in [(0, table, Use::Read), (3, token, Use::Read), (4, found, Use::Write)] {
         list.cmds.push(bind(slot, span, used));
     }
-    list.params(5, &[d as u32, 1f32.to_bits()]);
+    list.params(5, &[d as u32, 1f32.to_bits(), 1, 0]);
     list.cmds.push(Cmd::Groups { grid: [d.div_ceil(16 * 64) as u32, 1, 1], threads: 64 });
     let ticket = sim.submit(&list).map_err(|e| e.to_string())?;
     sim.wait(ticket, Duration::from_secs(60)).map_err(|e| e.to_string())?;

@@ -1,9 +1,9 @@
 //! Weights whose values are exact in f32 (F32, F16, BF16, 8-bit floats, NVFP4) on 16 virtual lanes: one source for
 //! every instruction set.
 //!
-//! One column: four rows at a time share the loads of the activations. Many columns: a span of four rows is widened to
-//! f32 once and meets all columns, three at a time and one part of the sixteen lanes after the other, so that the sums
-//! fill the registers and every load serves several multiply-adds.
+//! One column: four rows at a time share the loads of the activations. Many columns: a span of four rows, or eight where
+//! a register has all sixteen lanes, is widened to f32 once and meets all columns, three at a time and one part of the
+//! lanes after the other, so that the sums fill the registers and every load serves several multiply-adds.
 
 use quant::types::small_float;
 
@@ -14,8 +14,8 @@ use super::panel::ROWS;
 use super::prefetch::{NEAR, Near, once, prefetch};
 use super::{COLS, ColPtr, RowSet};
 
-/// Rows and columns whose sums are in registers at a time: 12 of AVX2's 16; three hold activations, one a weight.
-const TILE_ROWS: usize = 4;
+/// Columns whose sums are in registers at a time, with four rows: 12 of AVX2's 16; three hold activations, one a weight.
+/// With eight rows, 24 of AVX-512's 32: activations come from the second cache, and each load serves twice as many.
 const TILE_COLS: usize = 3;
 /// Values of a span; a multiple of 16.
 const SPAN: usize = 512;
@@ -349,19 +349,34 @@ unsafe fn one<L: Lanes, W: Weights>(set: &RowSet, col: &ColPtr, out: &mut [f32; 
 /// See [`super::variants::FloatFn`].
 #[inline(always)]
 unsafe fn many<L: Lanes, W: Weights>(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match L::Part::LEN {
+            16 => many_rows::<L, W, 8>(set, cols, acc),
+            _ => many_rows::<L, W, 4>(set, cols, acc),
+        }
+    }
+}
+
+/// R rows at a time, which divide [`ROWS`].
+///
+/// # Safety
+/// See [`super::variants::FloatFn`].
+#[inline(always)]
+unsafe fn many_rows<L: Lanes, W: Weights, const R: usize>(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]]) {
     let near = Near::new(set.row(0), ROWS, set.bytes.q);
     let full = set.k / 16 * 16;
-    let mut wide = [[0.0f32; SPAN]; TILE_ROWS];
-    let mut sums = [[[0.0f32; 16]; TILE_ROWS]; COLS];
-    for first in (0..set.n).step_by(TILE_ROWS) {
-        let rows: [Row; TILE_ROWS] = std::array::from_fn(|i| row(set, first + i));
+    let mut wide = [[0.0f32; SPAN]; R];
+    let mut sums = [[[0.0f32; 16]; R]; COLS];
+    for first in (0..set.n).step_by(R) {
+        let rows: [Row; R] = std::array::from_fn(|i| row(set, first + i));
         for sums in &mut sums[..cols.len()] {
-            *sums = [[0.0; 16]; TILE_ROWS];
+            *sums = [[0.0; 16]; R];
         }
         for k in (0..full).step_by(SPAN) {
             let n = (full - k).min(SPAN);
-            near.prefetch((first * set.k + TILE_ROWS * k) * W::BYTES / 16, TILE_ROWS * n * W::BYTES / 16);
-            for r in 0..TILE_ROWS {
+            near.prefetch((first * set.k + R * k) * W::BYTES / 16, R * n * W::BYTES / 16);
+            for r in 0..R {
                 // SAFETY: rows have n values from k on, a span has room for them.
                 unsafe { widen::<L::Part, W>(rows[r], k, &mut wide[r][..n]) }
             }
@@ -369,15 +384,15 @@ unsafe fn many<L: Lanes, W: Weights>(set: &RowSet, cols: &[ColPtr], acc: &mut [[
                 // SAFETY: the caller's promise about columns; the spans have n values.
                 unsafe {
                     match cols.len() {
-                        1 => group::<L, 1>(&wide, cols, k, n, sums),
-                        2 => group::<L, 2>(&wide, cols, k, n, sums),
-                        _ => group::<L, TILE_COLS>(&wide, cols, k, n, sums),
+                        1 => group::<L, R, 1>(&wide, cols, k, n, sums),
+                        2 => group::<L, R, 2>(&wide, cols, k, n, sums),
+                        _ => group::<L, R, TILE_COLS>(&wide, cols, k, n, sums),
                     }
                 }
             }
         }
         for (c, col) in cols.iter().enumerate() {
-            for r in 0..TILE_ROWS {
+            for r in 0..R {
                 // SAFETY: the row and the column have k values.
                 acc[c][first + r] =
                     unsafe { finish::<L, W>(sums[c][r], rows[r], col.row.q.cast_const().cast(), set.k) };
@@ -396,22 +411,22 @@ unsafe fn widen<P: Part, W: Weights>(row: Row, k: usize, wide: &mut [f32]) {
     }
 }
 
-/// A span of n values from value k on of four rows and C columns.
+/// A span of n values from value k on of R rows and C columns.
 ///
 /// # Safety
 /// There are C columns and as many places in `sums`; columns have the values.
 #[inline(always)]
-unsafe fn group<L: Lanes, const C: usize>(
-    wide: &[[f32; SPAN]; TILE_ROWS],
+unsafe fn group<L: Lanes, const R: usize, const C: usize>(
+    wide: &[[f32; SPAN]; R],
     cols: &[ColPtr],
     k: usize,
     n: usize,
-    sums: &mut [[[f32; 16]; TILE_ROWS]],
+    sums: &mut [[[f32; 16]; R]],
 ) {
     let x: [*const f32; C] = std::array::from_fn(|c| cols[c].row.q.cast_const().cast::<f32>().wrapping_add(k));
     for part in (0..16).step_by(L::Part::LEN) {
         // SAFETY: the caller's promise; n is at most a span.
-        unsafe { tile::<L::Part, C>(wide, x, n, part, sums) }
+        unsafe { tile::<L::Part, R, C>(wide, x, n, part, sums) }
     }
 }
 
@@ -420,17 +435,17 @@ unsafe fn group<L: Lanes, const C: usize>(
 /// # Safety
 /// Columns are readable for n values, at most a span; `sums` has C columns.
 #[inline(always)]
-unsafe fn tile<P: Part, const C: usize>(
-    wide: &[[f32; SPAN]; TILE_ROWS],
+unsafe fn tile<P: Part, const R: usize, const C: usize>(
+    wide: &[[f32; SPAN]; R],
     x: [*const f32; C],
     n: usize,
     part: usize,
-    sums: &mut [[[f32; 16]; TILE_ROWS]],
+    sums: &mut [[[f32; 16]; R]],
 ) {
     // SAFETY: `part + P::LEN` is at most 16, `i + 16` at most n.
     unsafe {
-        let mut acc = [[P::read(sums[0][0].as_ptr()); C]; TILE_ROWS];
-        for r in 0..TILE_ROWS {
+        let mut acc = [[P::read(sums[0][0].as_ptr()); C]; R];
+        for r in 0..R {
             for c in 0..C {
                 acc[r][c] = P::read(sums[c][r].as_ptr().add(part));
             }
@@ -440,14 +455,14 @@ unsafe fn tile<P: Part, const C: usize>(
             for c in 0..C {
                 xs[c] = P::read(x[c].add(i));
             }
-            for r in 0..TILE_ROWS {
+            for r in 0..R {
                 let w = P::read(wide[r].as_ptr().add(i));
                 for c in 0..C {
                     acc[r][c] = w.multiply_add(xs[c], acc[r][c]);
                 }
             }
         }
-        for r in 0..TILE_ROWS {
+        for r in 0..R {
             for c in 0..C {
                 acc[r][c].write(sums[c][r].as_mut_ptr().add(part));
             }

@@ -2,7 +2,8 @@
 //! buffer, in which each has its place.
 
 use backend::rope::Angles;
-use backend::{Batch, Chunk, Limits, PAGE};
+use backend::{Batch, Chunk, Kinds, Limits, PAGE};
+use model::plan::{N_AXES, Op, Plan};
 
 use super::layout::Layout;
 use super::{Gpu, GpuError, Span};
@@ -28,8 +29,10 @@ pub enum Table {
     GivenTokens,
     /// These rows, `[G, d_input]`.
     GivenRows,
-    /// Position after the last that each token sees where spans are heeded, `[T]`; written where the step has any.
+    /// Position after the last that each token sees where spans are heeded, `[T]`.
     Ends,
+    /// Rows of each token in tables of places, `[T, N_AXES]`.
+    Places,
     /// Cosines and sines of a rotary embedding, `[T, pairs, 2]`.
     Angles(usize),
 }
@@ -37,13 +40,39 @@ pub enum Table {
 /// Words of a chunk.
 const CHUNK_WORDS: usize = 7;
 
+/// Which tables a plan has besides those of every step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Pages of caches with a window.
+    pub has_window: bool,
+    /// Numbers of a row that steps are given.
+    pub d_input: Option<usize>,
+    /// Ends of spans.
+    pub has_ends: bool,
+    /// Places of tokens.
+    pub has_places: bool,
+}
+
+impl Kept {
+    /// Those of a plan.
+    pub fn of(plan: &Plan) -> Kept {
+        let d_input = plan.d_input();
+        Kept {
+            has_window: Kinds::of(plan).window.is_some(),
+            d_input,
+            has_ends: d_input.is_some() || plan.whole,
+            has_places: plan.ops.iter().any(|op| matches!(op, Op::EmbedPlace { .. })),
+        }
+    }
+}
+
 /// The tables of a program.
 pub struct Tables {
     spans: Vec<Span>,
     /// Bytes of each that the step has filled.
     lens: Vec<u64>,
     ropes: Vec<Angles>,
-    has_window: bool,
+    kept: Kept,
     /// Room to write a table in.
     bytes: Vec<u8>,
     cos: Vec<f32>,
@@ -51,7 +80,7 @@ pub struct Tables {
 }
 
 /// Number of tables before those of angles.
-const N_FIRST: usize = 10;
+const N_FIRST: usize = 11;
 
 impl Table {
     fn index(self) -> usize {
@@ -66,15 +95,17 @@ impl Table {
             Table::GivenTokens => 7,
             Table::GivenRows => 8,
             Table::Ends => 9,
+            Table::Places => 10,
             Table::Angles(rope) => N_FIRST + rope,
         }
     }
 }
 
 /// Where the tables lie at these limits. Sequences may share pages, so each chunk's page table may be as long as a
-/// sequence's. `d_input`: numbers of a row that steps are given.
-pub fn layout(limits: Limits, ropes: &[Angles], has_window: bool, d_input: Option<usize>, max_buffer: u64) -> Layout {
+/// sequence's.
+pub fn layout(limits: Limits, ropes: &[Angles], kept: Kept, max_buffer: u64) -> Layout {
     let Limits { max_tokens, max_outputs, max_positions, .. } = limits;
+    let Kept { has_window, d_input, has_ends, has_places } = kept;
     let pages = max_tokens.saturating_mul(max_positions.div_ceil(PAGE));
     let words = [
         max_tokens,
@@ -86,7 +117,8 @@ pub fn layout(limits: Limits, ropes: &[Angles], has_window: bool, d_input: Optio
         if has_window { pages } else { 1 },
         d_input.map_or(1, |_| max_tokens),
         d_input.map_or(1, |d_input| max_tokens.saturating_mul(d_input)),
-        d_input.map_or(1, |_| max_tokens),
+        if has_ends { max_tokens } else { 1 },
+        if has_places { max_tokens.saturating_mul(N_AXES) } else { 1 },
     ];
     let angles = ropes.iter().map(|rope| max_tokens.saturating_mul(2 * rope.n_pairs()));
     let mut layout = Layout::default();
@@ -98,13 +130,13 @@ pub fn layout(limits: Limits, ropes: &[Angles], has_window: bool, d_input: Optio
 
 impl Tables {
     /// In spans as [`layout`] has them.
-    pub fn new(spans: Vec<Span>, ropes: Vec<Angles>, has_window: bool) -> Tables {
+    pub fn new(spans: Vec<Span>, ropes: Vec<Angles>, kept: Kept) -> Tables {
         let most = ropes.iter().map(Angles::n_pairs).max().unwrap_or(0);
         let longest = spans.iter().map(|span| span.len as usize).max().unwrap_or(0);
         Tables {
             lens: vec![0; spans.len()],
             ropes,
-            has_window,
+            kept,
             bytes: Vec::with_capacity(longest),
             cos: vec![0.0; most],
             sin: vec![0.0; most],
@@ -136,14 +168,17 @@ impl Tables {
         });
         self.write(gpu, Table::Chunks, chunks)?;
         self.write(gpu, Table::Pages, batch.chunks.iter().flat_map(|c| pages_of(batch, c, false)))?;
-        if self.has_window {
+        if self.kept.has_window {
             self.write(gpu, Table::WindowPages, batch.chunks.iter().flat_map(|c| pages_of(batch, c, true)))?;
         }
         let given = &batch.given;
         self.write(gpu, Table::GivenTokens, given.tokens.iter().copied())?;
         self.write(gpu, Table::GivenRows, given.rows.iter().map(|x| x.to_bits()))?;
-        if !given.spans.is_empty() {
+        if self.kept.has_ends {
             self.write(gpu, Table::Ends, batch.ends())?;
+        }
+        if self.kept.has_places {
+            self.write(gpu, Table::Places, batch.places().flatten())?;
         }
         for rope in 0..self.ropes.len() {
             let angles = &self.ropes[rope];

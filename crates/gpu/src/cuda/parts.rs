@@ -128,7 +128,10 @@ impl Backend for CudaParts {
 
     /// The plan as it is: its parts are lowered when they are compiled.
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
-        CompileError::refuse_of_host(self.name(), &plan)?;
+        if plan.whole {
+            let what = "encode whole texts on several devices".into();
+            return Err(CompileError::Unsupported { backend: self.name(), what });
+        }
         self.parts(&plan)?;
         Ok(plan)
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use model::plan::{CacheDecl, Op, Plan};
+use model::plan::CacheDecl;
 use quant::act::ActKind;
 use quant::{Affine, ScaleType, WeightType};
 
@@ -278,20 +278,15 @@ fn kernels_compile_for_every_architecture_and_spill_nothing() {
 
 /// Kernels of each layer, for a token of one sequence some pages into its context.
 fn kernels_of_layers(model: &str, arch: u32, pages: usize) -> Vec<Vec<&'static str>> {
-    kernels_of_step(model, arch, |_| {}, (1, 1, pages))
+    kernels_of_step(model, arch, (1, 1, pages))
 }
 
-/// The same of a plan that `pass` has changed, for a number of sequences and of tokens of each.
-fn kernels_of_step(
-    model: &str,
-    arch: u32,
-    pass: fn(&mut Plan),
-    (n_chunks, len, pages): (usize, usize, usize),
-) -> Vec<Vec<&'static str>> {
+/// The same for a number of sequences and of tokens of each.
+fn kernels_of_step(model: &str, arch: u32, (n_chunks, len, pages): (usize, usize, usize)) -> Vec<Vec<&'static str>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../conformance/tests/data").join(model);
     let checkpoint = checkpoint::open(&path).unwrap();
     let cuda = Cuda::default();
-    let plan = cuda.lower(model::build(&checkpoint).unwrap().rewrite(pass).unwrap()).unwrap();
+    let plan = cuda.lower(model::build(&checkpoint).unwrap()).unwrap();
     let limits = Limits {
         max_tokens: 64,
         max_outputs: 64,
@@ -335,18 +330,10 @@ fn launches_of_latent_attention() {
 /// an earlier one chose.
 #[test]
 fn launches_of_sparse_attention() {
-    // The biases of index keys are launches that tell nothing here.
-    let pass = |plan: &mut Plan| {
-        let is_kept: Vec<bool> = plan.ops.iter().map(|op| !matches!(op, Op::AddBias { .. })).collect();
-        let mut kept = is_kept.iter();
-        plan.ops.retain(|_| *kept.next().unwrap());
-        let mut kept = is_kept.iter();
-        plan.layers.retain(|_| *kept.next().unwrap());
-    };
     for (model, n_choices) in [("published/deepseek_v32/hf", 2), ("published/glm_moe_dsa_shared/hf", 2)] {
         for arch in [80, 90] {
             for step in [(1, 1, 1), (8, 1, 16), (40, 1, 4), (2, 20, 8)] {
-                let layers = kernels_of_step(model, arch, pass, step);
+                let layers = kernels_of_step(model, arch, step);
                 let all: Vec<&str> = layers.concat();
                 let count = |name: &str| all.iter().filter(|&&kernel| kernel == name).count();
                 let found = ["choose_scores", "choose_best", "attention_chosen"].map(count);

@@ -12,7 +12,7 @@ use super::{Metal, Tuning};
 use crate::commands::layout::Layout;
 use crate::commands::node::{Counts, Node, Schedule, THREADS};
 use crate::commands::program::{CommandProgram, Parts, Plain};
-use crate::commands::tables::{self, Tables};
+use crate::commands::tables::{self, Kept, Tables};
 use crate::commands::weights::{self, Weights};
 use crate::commands::{Gpu, GpuError, Span};
 use backend::CacheType;
@@ -74,6 +74,11 @@ pub fn lay(
     let n_routers = memory.routed.len();
     let faults = &own[n_routers..2 * n_routers];
     let pair = |pieces: Option<[usize; 2]>| pieces.map(|pieces| pieces.map(|piece| own[piece]));
+    let filled: Vec<(usize, Span)> = memory.constants.iter().map(|&(op, piece)| (op, own[piece])).collect();
+    for ((_, values), &(_, span)) in constants(plan).zip(&filled) {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        gpu.write(span, &bytes).map_err(failed)?;
+    }
     let is_f16 = metal.cache.is_f16("metal")?;
     let places = Places {
         bufs: &bufs,
@@ -85,6 +90,7 @@ pub fn lay(
         groups: pair(memory.groups),
         parts: memory.parts.map(|(piece, part, n)| (own[piece], part, n)),
         faults,
+        constants: &filled,
         tuning: metal.tuning,
     };
     let n = limits.max_tokens;
@@ -128,7 +134,7 @@ pub fn lay(
         schedule: Schedule::new(nodes),
         copies,
         pipes,
-        tables: Tables::new(tables, angles(plan, limits), kinds.window.is_some()),
+        tables: Tables::new(tables, angles(plan, limits), Kept::of(plan)),
         takes: Takes::of(plan),
         logits: span(plan.logits).0,
         hidden: plan.hidden().map(span),
@@ -198,6 +204,8 @@ struct Memory {
     groups: Option<[usize; 2]>,
     /// The piece of `own` for parts of attention, positions of a part, and the number of parts.
     parts: Option<(usize, usize, usize)>,
+    /// Pieces of `own` for the values of each op that fills rows with them, by the op's index.
+    constants: Vec<(usize, usize)>,
     /// Buffers of ids.
     routed: Vec<Buf>,
     caches: Layout,
@@ -243,7 +251,7 @@ impl Memory {
         // Few rows alone are split: of each head the sums of a part, its largest score and its sum of shares.
         let (part, n_parts) = variants::attention_parts(metal.tuning, limits.max_positions);
         let widths = plan.ops.iter().filter_map(|op| match *op {
-            Op::Attention { cache, n_head, window: None, .. } => {
+            Op::Attention { cache, n_head, window: None, .. } if !plan.sees_spans(None) => {
                 Some(n_head.saturating_mul(plan.caches[cache.0 as usize].d_v + 2))
             }
             _ => None,
@@ -261,7 +269,9 @@ impl Memory {
         for decl in &plan.states {
             states.add(decl.n.saturating_mul(4).saturating_mul(limits.n_states), max_buffer);
         }
-        let has_window = Kinds::of(plan).window.is_some();
+        // Values that ops fill rows with.
+        let mut piece = |values: &[f32]| own.add(values.len().saturating_mul(4), max_buffer);
+        let constants = constants(plan).map(|(op, values)| (op, piece(values))).collect();
         Memory {
             arena: one(placement.bytes),
             placement,
@@ -269,10 +279,11 @@ impl Memory {
             apart,
             groups,
             parts,
+            constants,
             routed,
             caches,
             states,
-            tables: tables::layout(limits, &angles(plan, limits), has_window, plan.d_input(), max_buffer),
+            tables: tables::layout(limits, &angles(plan, limits), Kept::of(plan), max_buffer),
         }
     }
 }
@@ -287,6 +298,14 @@ fn ids(op: &Op) -> Option<Buf> {
         Op::Route { ids, .. } => Some(*ids),
         _ => None,
     }
+}
+
+/// Values that ops fill rows with, by the op's index.
+fn constants(plan: &Plan) -> impl Iterator<Item = (usize, &[f32])> {
+    plan.ops.iter().enumerate().filter_map(|(i, op)| match op {
+        Op::Constant { values, .. } => Some((i, &values[..])),
+        _ => None,
+    })
 }
 
 /// What an op with gate and up of different types writes: as large as each of the two products.

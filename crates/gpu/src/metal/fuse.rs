@@ -4,8 +4,8 @@ mod patterns;
 
 use model::plan::{Access, Buf, Op, Plan};
 
-pub use self::patterns::{Chain, DeltaIn, DeltaNorm, Heads, Latent, Mixture, Part, Shared, Split, Sum};
-use self::patterns::{chain, delta_in, delta_norm, heads, latent, mixture, scaled_route, split_heads};
+pub use self::patterns::{Chain, DeltaIn, DeltaNorm, Heads, Latent, LayerNorm, Mixture, Part, Shared, Split, Sum};
+use self::patterns::{chain, delta_in, delta_norm, heads, latent, layer_norm, mixture, scaled_route, split_heads};
 use super::variants::Off;
 
 /// What is lowered as one.
@@ -21,6 +21,7 @@ pub enum Run {
     DeltaIn(DeltaIn),
     DeltaNorm(DeltaNorm),
     Chain(Chain),
+    LayerNorm(LayerNorm),
     /// A router's choice among logits times this.
     Route(f32),
 }
@@ -59,6 +60,10 @@ pub fn steps(plan: &Plan, off: Off) -> Vec<Step> {
         let state = |op: &Op| op.state().map(|state| state.0 as usize);
         from = ops.iter().filter_map(cache).fold(from, |from, i| from.max(caches[i]));
         from = ops.iter().filter_map(state).fold(from, |from, i| from.max(states[i]));
+        // It waits for nothing, and its buffer is kept no longer than it is read.
+        if let Op::Constant { .. } = ops[0] {
+            from = from.max(steps.last().map_or(0, |step: &Step| step.from));
+        }
         // Dispatches that follow each other.
         let depth = match run {
             Run::Mixture(_) => 2,
@@ -115,6 +120,11 @@ fn run(plan: &Plan, i: usize, off: Off) -> (Run, usize) {
         && let Some(scale) = scaled_route(plan, i)
     {
         return (Run::Route(scale), 2);
+    }
+    if !off.norms
+        && let Some((norm, n)) = layer_norm(plan, i)
+    {
+        return (Run::LayerNorm(norm), n);
     }
     match chain(plan, i, None).filter(|_| !off.norms) {
         Some((chain, n)) => (Run::Chain(chain), n),

@@ -2,12 +2,13 @@
 
 mod attention;
 mod delta;
+mod elementwise;
 mod products;
 
 use std::collections::HashMap;
 
 use model::plan::{
-    Access, Buf, CacheDecl, Gate, GateFactor, GroupScore, InputMode, Op, Plan, RopePairing, Router, Rows, Score, Weight,
+    Access, Buf, CacheDecl, Gate, GroupScore, N_AXES, Op, Plan, RopePairing, Router, Rows, Score, Weight,
 };
 
 use self::products::Experts;
@@ -53,6 +54,8 @@ pub struct Places<'a> {
     pub parts: Option<(Span, usize, usize)>,
     /// A word for each row of each router.
     pub faults: &'a [Span],
+    /// Values that ops fill rows with, by the op's index.
+    pub constants: &'a [(usize, Span)],
     pub tuning: variants::Tuning,
 }
 
@@ -65,6 +68,8 @@ pub struct Lower<'a> {
     /// First op of each run, and the place behind its dispatches.
     pub ends: Vec<(usize, usize)>,
     n_routers: usize,
+    /// Index of the first op at hand.
+    first: usize,
     /// Uses of the buffers of the op at hand.
     uses: HashMap<Buf, Use>,
     op: &'static str,
@@ -198,6 +203,7 @@ impl<'a> Lower<'a> {
             nodes,
             ends: Vec::new(),
             n_routers: 0,
+            first: 0,
             uses: HashMap::new(),
             op: "",
             layer: None,
@@ -307,7 +313,7 @@ impl<'a> Lower<'a> {
     pub fn ops(&mut self) -> Result<(), CompileError> {
         let plan = self.plan;
         for fuse::Step { first, n, run, .. } in fuse::steps(plan, self.at.tuning.off) {
-            self.layer = plan.layers[first];
+            (self.first, self.layer) = (first, plan.layers[first]);
             let ops = &plan.ops[first..first + n];
             self.op = ops[0].name();
             self.uses_of(ops);
@@ -326,6 +332,10 @@ impl<'a> Lower<'a> {
                 Run::Chain(chain) => {
                     self.op = "norms";
                     self.chain(chain);
+                }
+                Run::LayerNorm(norm) => {
+                    self.op = "layer_norm";
+                    self.layer_norm(norm);
                 }
                 Run::Route(scale) => match ops[1] {
                     Op::Route { logits, ref router, n_used, ids, weights } => {
@@ -356,7 +366,8 @@ impl<'a> Lower<'a> {
     /// Appends the dispatches of an op by itself.
     fn op(&mut self, op: &Op) -> Result<(), CompileError> {
         match *op {
-            Op::Embed { table, scale, out } => self.embed(table, scale, out),
+            Op::Embed { table, scale, out } => self.embed(table, scale, (Table::Ids, [1, 0]), out),
+            Op::EmbedPlace { table, axis, out } => self.embed(table, 1.0, (Table::Places, [N_AXES, axis]), out),
             Op::Linear { x, ref parts } => self.linear(x, parts),
             Op::GatedLinear { x, gate, up, act, out } => self.gated_linear(x, gate, up, act, out),
             Op::Center { x, out } => self.center(x, out),
@@ -383,52 +394,18 @@ impl<'a> Lower<'a> {
                 self.gated_act(gate, up, act, out);
             }
             Op::Add { x, y } => self.add(x, y),
-            Op::Scale { x, scale } => {
-                let draft = Draft::new(sources::SCALE, "scale").bind(0, self.buf(x));
-                self.elementwise(draft, 1, self.rows(x), self.width(x), &[float(scale)]);
-            }
-            Op::ScaleBy { w, .. } if self.plan.weight(w).shape != [1] => {
-                return Err(unsupported("scale each number of a row".into()));
-            }
-            Op::ScaleBy { x, w } => {
-                let draft = Draft::new(sources::SCALE_BY, "scale_by").bind(0, self.buf(x)).bind(1, self.vector(w));
-                self.elementwise(draft, 2, self.rows(x), self.width(x), &[]);
-            }
+            Op::AddBias { x, w } => self.by_vector(sources::ADD_BIAS, "add_bias", x, w),
+            Op::Scale { x, scale } => self.scale(x, scale),
+            Op::ScaleBy { x, w } => self.by_vector(sources::SCALE_BY, "scale_by", x, w),
+            Op::Gelu { x, form } => self.gelu(x, form),
+            Op::Clamp { x, low, high } => self.clamp(x, [low, high]),
+            Op::Constant { ref values, out } => self.constant(values.len(), out),
             Op::Choose { .. } => return Err(unsupported("choose the positions that attention sees".into())),
-            Op::Constant { .. } => return Err(unsupported("fill rows with constant numbers".into())),
             Op::AllReduce { .. } => return Err(unsupported("compute a part of a plan".into())),
-            Op::Input { mode: InputMode::All, .. }
-            | Op::EmbedPlace { .. }
-            | Op::AddBias { .. }
-            | Op::Gelu { .. }
-            | Op::Clamp { .. } => {
-                return Err(unsupported(format!("run {}, of image encoders", op.name())));
-            }
-            Op::Input { x, first, mode } => {
-                let (d, d_input) = (self.width(x), self.plan.d_input().unwrap_or(0));
-                let words = [d, d_input, first, usize::from(mode == InputMode::Add)].map(is);
-                self.push(
-                    Draft::new(sources::INPUT, "input_rows")
-                        .bind(0, self.buf(x))
-                        .table(1, Table::GivenRows)
-                        .table(2, Table::GivenTokens)
-                        .params(3, [Word::Given(d as u32)].into_iter().chain(words))
-                        .grid([Extent::Given { each: d as u32, per: THREADS }, Extent::Is(1), Extent::Is(1)]),
-                );
-            }
-            Op::Softcap { x, cap } => {
-                let draft = Draft::new(sources::SOFTCAP, "softcap").bind(0, self.buf(x));
-                self.elementwise(draft, 1, self.rows(x), self.width(x), &[float(cap)]);
-            }
+            Op::Input { x, first, mode } => self.input(x, first, mode),
+            Op::Softcap { x, cap } => self.softcap(x, cap),
             Op::GateBy { x, gate, factor } => self.gate_by(x, gate, factor),
-            Op::Select { x, out } if self.width(x) != self.width(out) => {
-                return Err(unsupported("select several rows at a time".into()));
-            }
-            Op::Select { x, out } => {
-                let draft = Draft::new(sources::SELECT, "select_rows").bind(0, self.buf(x)).table(1, Table::Rows);
-                let draft = draft.bind(2, self.buf(out));
-                self.elementwise(draft, 3, self.rows(out), self.width(out), &[is(self.width(out))]);
-            }
+            Op::Select { x, out } => self.select(x, out),
             Op::KvAppend { cache, k, v } => self.kv_append(cache, k, v),
             Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen: _, sinks, out } => {
                 self.attention(cache, q, n_head, [scale, softcap.unwrap_or(0.0)], (window, chunked), sinks, out);
@@ -447,19 +424,8 @@ impl<'a> Lower<'a> {
             Op::DeltaNet { q, k, v, g, beta, skip, state, heads, out } => {
                 self.delta_net([q, k, v, g, beta], skip, state, heads, out);
             }
-            // `refuse_of_host` has refused other forms.
-            Op::DecayBeta { a, b, a_log, dt_bias, bound: _, g_out, beta_out } => {
-                let draft = Draft::new(sources::DECAY_BETA, "decay_beta");
-                let draft = b.into_iter().fold(draft, |draft, b| draft.bind(1, self.buf(b)));
-                let draft = draft
-                    .define("STEP", usize::from(b.is_none()))
-                    .bind(0, self.buf(a))
-                    .bind(2, self.vector(a_log))
-                    .bind(3, self.vector(dt_bias))
-                    .bind(4, self.buf(g_out))
-                    .bind(5, self.buf(beta_out));
-                let each = self.width(a) / self.width(beta_out);
-                self.elementwise(draft, 6, self.rows(a), self.width(a), &[is(self.width(a)), is(each)]);
+            Op::DecayBeta { a, b, a_log, dt_bias, bound, g_out, beta_out } => {
+                self.decay_beta((a, b), (a_log, dt_bias), bound, (g_out, beta_out));
             }
             Op::GatedNorm { x, gate, w, gate_first, eps, n_head, d_head } => {
                 let (rows, each) = (self.rows(x), n_head as u32);
@@ -478,32 +444,8 @@ impl<'a> Lower<'a> {
         Ok(())
     }
 
-    /// A thread a number; the number of numbers is the first parameter.
-    fn elementwise(&mut self, draft: Draft, params_slot: u8, rows: Rows, each: usize, words: &[Word]) {
-        let words = [Word::Each(rows, each as u32)].into_iter().chain(words.iter().copied());
-        let grid = [threads(rows, each), Extent::Is(1), Extent::Is(1)];
-        self.push(draft.params(params_slot, words).grid(grid));
-    }
-
-    fn add(&mut self, x: Buf, y: Buf) {
-        let draft = Draft::new(sources::ADD, "add");
-        let draft = draft.bind(0, self.buf_as(x, Use::Update)).bind(1, self.buf_as(y, Use::Read));
-        self.elementwise(draft, 2, self.rows(x), self.width(x), &[]);
-    }
-
-    fn gate_by(&mut self, x: Buf, gate: Buf, factor: GateFactor) {
-        let width = self.width(x) / self.width(gate);
-        let factor = match factor {
-            GateFactor::Sigmoid => 0,
-            GateFactor::Softplus => 1,
-            GateFactor::Plain => 2,
-        };
-        let draft = Draft::new(sources::GATE_BY, "gate_by");
-        let draft = draft.bind(0, self.buf_as(x, Use::Update)).bind(1, self.buf_as(gate, Use::Read));
-        self.elementwise(draft, 2, self.rows(x), self.width(x), &[is(width), is(factor)]);
-    }
-
-    fn embed(&mut self, table: Weight, scale: f32, out: Buf) {
+    /// Rows of a table, at indices from a table of the step: from one index to the next, and the first of them.
+    fn embed(&mut self, table: Weight, scale: f32, (ids, [stride, first]): (Table, [usize; 2]), out: Buf) {
         let (n, d) = self.shape(table);
         // Units have 16 numbers or more.
         let groups = d.div_ceil(16).div_ceil(THREADS as usize);
@@ -511,9 +453,9 @@ impl<'a> Lower<'a> {
             self.typed(sources::EMBED, "embed", table)
                 .planes(0, self.planes(table))
                 .share(1, n)
-                .table(3, Table::Ids)
+                .table(3, ids)
                 .bind(4, self.buf(out))
-                .params(5, [is(d), float(scale)])
+                .params(5, [is(d), float(scale), is(stride), is(first)])
                 .grid([Extent::Is(groups as u32), per_row(self.rows(out)), Extent::Is(1)]),
         );
     }
@@ -550,6 +492,19 @@ impl<'a> Lower<'a> {
             draft = draft.bind(6 + 2 * i, self.vector(w)).bind(7 + 2 * i, self.buf_as(out, Use::Write));
         }
         let draft = scaled.into_iter().fold(draft, |draft, w| draft.bind(12, self.vector(w)));
+        self.push(draft);
+    }
+
+    fn layer_norm(&mut self, norm: &fuse::LayerNorm) {
+        let fuse::LayerNorm { x, w, bias, eps, out } = *norm;
+        let draft = Draft::new(sources::LAYER_NORM, "layer_norm")
+            .define("BIAS", usize::from(bias.is_some()))
+            .bind(0, self.buf_as(x, Use::Read))
+            .bind(1, self.vector(w))
+            .bind(2, self.buf_as(out, Use::Write))
+            .params(3, [is(self.width(x)), float(eps)])
+            .grid([per_row(self.rows(x)), Extent::Is(1), Extent::Is(1)]);
+        let draft = bias.into_iter().fold(draft, |draft, bias| draft.bind(4, self.vector(bias)));
         self.push(draft);
     }
 
@@ -615,17 +570,17 @@ impl<'a> Lower<'a> {
             return Err(unsupported(format!("use {n_used} experts a token, at most {MAX_USED}")));
         }
         let rows = self.rows(logits);
-        let score = match router.score {
-            Score::Softmax => 0,
-            Score::Sigmoid => 1,
-            Score::Raw => 2,
-            Score::Sparse { .. } => return Err(unsupported("weigh experts by those near them".into())),
+        let (score, margin) = match router.score {
+            Score::Softmax => (0, 0.0),
+            Score::Sigmoid => (1, 0.0),
+            Score::Raw => (2, 0.0),
+            Score::Sparse { margin } => (3, margin),
         };
         let [n_group, n_group_used, sums] =
             router.groups.map_or([0; 3], |g| [g.n_group, g.n_used, usize::from(g.score == GroupScore::TopTwo)]);
         let renormalise = usize::from(router.renormalise.is_some());
         let counts = [n_used, n_group, n_group_used, sums, renormalise].map(is);
-        let numbers = [router.renormalise.unwrap_or(0.0), router.scale, logit_scale].map(float);
+        let numbers = [router.renormalise.unwrap_or(0.0), router.scale, logit_scale, margin].map(float);
         let faults = Place::Rows(self.at.faults[self.n_routers], rows, 4);
         self.n_routers += 1;
         let mut draft = Draft::new(sources::ROUTE, "route")

@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::{Plan, ValidPlan, WeightDecl, passes};
+use model::plan::{Op, Plan, ValidPlan, WeightDecl, passes};
 use quant::WeightType;
 
 pub use variants::{Off, Tuning};
@@ -119,6 +119,15 @@ impl Metal {
     }
 }
 
+/// Refuses plans with ops that are not written for it, before anything is laid out.
+fn refuse(plan: &Plan) -> Result<(), CompileError> {
+    CompileError::refuse_drafts("metal", plan)?;
+    match plan.all_ops().any(|op| matches!(op, Op::Choose { .. })) {
+        true => Err(lower::unsupported("choose the positions that attention sees".into())),
+        false => Ok(()),
+    }
+}
+
 impl fmt::Debug for Metal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Metal").field("cache", &self.cache).finish_non_exhaustive()
@@ -131,8 +140,7 @@ impl Backend for Metal {
     }
 
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
-        CompileError::refuse_drafts(self.name(), &plan)?;
-        CompileError::refuse_of_host(self.name(), &plan)?;
+        refuse(&plan)?;
         let passes = |plan: &mut Plan| {
             passes::fuse(plan);
             fuse::gather_norms(plan);
@@ -150,8 +158,7 @@ impl Backend for Metal {
         weights: Arc<Checkpoint>,
         limits: Limits,
     ) -> Result<Box<dyn Program>, CompileError> {
-        CompileError::refuse_drafts(self.name(), plan)?;
-        CompileError::refuse_of_host(self.name(), plan)?;
+        refuse(plan)?;
         Ok(Box::new(compile::compile(self, plan, &weights, limits)?))
     }
 }

@@ -38,11 +38,14 @@ pub struct Source {
 
 sources! {
     ADD = "add.metal";
+    ADD_BIAS = "add_bias.metal";
     ATTENTION = "attention.metal";
     ATTENTION_MERGE = "attention_merge.metal";
     ATTENTION_TILES = "attention_tiles.metal";
     CAUSAL_CONV = "causal_conv.metal";
+    CLAMP = "clamp.metal";
     COMBINE = "combine.metal";
+    CONSTANT = "constant.metal";
     COPY = "copy.metal";
     DECAY_BETA = "decay_beta.metal";
     DELTA_CHUNKS = "delta_chunks.metal";
@@ -55,6 +58,7 @@ sources! {
     GATED_ACT = "gated_act.metal";
     GATED_LINEAR = "gated_linear.metal";
     GATED_NORM = "gated_norm.metal";
+    GELU = "gelu.metal";
     HEADS = "heads.metal";
     HEAD_LINEAR = "head_linear.metal";
     CENTER = "center.metal";
@@ -63,6 +67,7 @@ sources! {
     JOIN_HEADS = "join_heads.metal";
     KV_APPEND = "kv_append.metal";
     LATENT_IN = "latent_in.metal";
+    LAYER_NORM = "layer_norm.metal";
     LINEAR = "linear.metal";
     NORMS = "norms.metal";
     RMS_NORM = "rms_norm.metal";
@@ -70,6 +75,7 @@ sources! {
     ROUTE = "route.metal";
     SCALE = "scale.metal";
     SCALE_BY = "scale_by.metal";
+    SCAN = "scan.metal";
     SELECT = "select.metal";
     GATE_BY = "gate_by.metal";
     SOFTCAP = "softcap.metal";

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 use checkpoint::gguf::Writer;
 use model::plan::{
-    Buf, BufDecl, Cache, CacheDecl, DeltaHeads, DeltaRule, Elem, Gate, LinearPart, Op, Plan, Read, Rope, RopeDecl,
-    RopePairing, Router, Rows, Sharing, Source, State, StateDecl, ValidPlan, Weight, WeightDecl,
+    Buf, BufDecl, Cache, CacheDecl, DeltaHeads, DeltaRule, Elem, Gate, LinearPart, N_AXES, Op, Plan, Read, Rope,
+    RopeDecl, RopePairing, Router, Rows, Sharing, Source, State, StateDecl, ValidPlan, Weight, WeightDecl,
 };
 use quant::WeightType::F32;
 
@@ -15,7 +15,7 @@ use super::Metal;
 use super::variants::Off;
 use backend::CacheType;
 use backend::residency::Policy;
-use backend::{Backend, Batch, Limits, Tables};
+use backend::{Ask, Backend, Batch, Limits, Tables};
 use cpu::{Cpu, Isa};
 
 /// The most that logits may be off, as the norm of all; sums of f32 in another order are off by less than 1e-5.
@@ -26,6 +26,8 @@ const TOLERANCE: f64 = 1e-3;
 pub enum Kind {
     /// Norms of heads, rotary embeddings, appends, attention by rows and in tiles.
     Attention,
+    /// Attention over spans, whose tokens see each other.
+    Spans,
     /// The same of latent attention.
     Latent,
     /// Routers, experts by pairs and sorted, one beside them.
@@ -42,6 +44,7 @@ impl Kind {
         let has = |is_meant: fn(&Op) -> bool| plan.ops.iter().any(is_meant);
         let kinds = [
             (Kind::Attention, plan.caches.iter().any(|cache| !cache.v_in_k)),
+            (Kind::Spans, plan.whole || plan.d_input().is_some()),
             (Kind::Latent, plan.caches.iter().any(|cache| cache.v_in_k)),
             (Kind::Experts, has(|op| matches!(op, Op::Experts { .. }))),
             (Kind::Norms, has(|op| matches!(op, Op::RmsNorm { .. }))),
@@ -54,6 +57,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Kind::Attention => "attention",
+            Kind::Spans => "attention over spans",
             Kind::Latent => "latent attention",
             Kind::Experts => "experts",
             Kind::Norms => "norms",
@@ -64,7 +68,7 @@ impl Kind {
     /// Turns the kind's forms besides the plain ones off.
     pub fn turn_off(self, off: &mut Off) {
         match self {
-            Kind::Attention => off.attention = true,
+            Kind::Attention | Kind::Spans => off.attention = true,
             Kind::Latent => off.latent = true,
             Kind::Experts => off.experts = true,
             Kind::Norms => off.norms = true,
@@ -115,12 +119,18 @@ fn logits(backend: &dyn Backend, plan: &ValidPlan, checkpoint: &Arc<Checkpoint>)
     for n in [37, 1, 3] {
         let tokens: Vec<u32> = (pos..pos + n).map(|i| (7 * i % N_VOCAB) as u32).collect();
         batch.clear();
-        batch.push(&tokens, pos, Tables { pages: &[2, 0, 1], ..Tables::default() }, 0..n);
+        let first = if plan.whole { 0 } else { pos };
+        batch.push(&tokens, first, Tables { pages: &[2, 0, 1], ..Tables::default() }, 0..n);
+        if plan.whole {
+            batch.asks.fill(Ask::Hidden);
+            batch.given.spans.push(0..n as u32);
+            batch.given.places.extend((0..n as u32).map(|i| [i; N_AXES]));
+        }
         let out = program.step(&batch).map_err(|e| e.to_string())?;
         if !out.faults.is_empty() {
             return Err("a router saw NaN".into());
         }
-        all.extend_from_slice(out.logits);
+        all.extend_from_slice(if plan.whole { out.hidden } else { out.logits });
         pos += n;
     }
     Ok(all)
@@ -205,31 +215,36 @@ impl Maker {
         self.linear(out, D)
     }
 
-    fn attention(&mut self, x: Buf) {
+    fn attention(&mut self, x: Buf, window: Option<usize>) {
         let (n_head, n_kv, d) = (4, 2, 20);
         self.plan.caches.push(CacheDecl { n_kv, d_k: d, d_v: d, v_in_k: false, window: None });
-        self.rope(6);
+        let rope = self.rope(6);
         let h = self.norm(x);
         let [q, k, v] = [n_head, n_kv, n_kv].map(|n| self.linear(h, n * d));
         for (x, n_head) in [(q, n_head), (k, n_kv)] {
             let w = Some(self.weight(&[d]));
             self.op(Op::HeadNorm { x, w, eps: EPS, n_head, d_head: d });
-            self.op(Op::Rope { x, rope: Rope(0), n_head, d_head: d });
+            self.op(Op::Rope { x, rope, n_head, d_head: d });
         }
-        self.op(Op::KvAppend { cache: Cache(0), k, v: Some(v) });
-        self.attend(x, q, n_head, d);
+        let cache = self.last_cache();
+        self.op(Op::KvAppend { cache, k, v: Some(v) });
+        self.attend(x, q, n_head, d, window);
     }
 
-    fn attend(&mut self, x: Buf, q: Buf, n_head: usize, d_v: usize) {
+    fn last_cache(&self) -> Cache {
+        Cache(self.plan.caches.len() as u32 - 1)
+    }
+
+    fn attend(&mut self, x: Buf, q: Buf, n_head: usize, d_v: usize, window: Option<usize>) {
         let out = self.buf(T, n_head * d_v);
-        let (scale, window, softcap, sinks) = (0.4, None, None, None);
-        let (cache, chunked, chosen) = (Cache(0), false, None);
+        let (scale, softcap, sinks) = (0.4, None, None);
+        let (cache, chunked, chosen) = (self.last_cache(), false, None);
         self.op(Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen, sinks, out });
         let y = self.linear(out, D);
         self.op(Op::Add { x, y });
     }
 
-    fn rope(&mut self, n_pairs: usize) {
+    fn rope(&mut self, n_pairs: usize) -> Rope {
         let inv_freq = (0..n_pairs).map(|i| 100f64.powf(-(i as f64) / n_pairs as f64)).collect();
         self.plan.ropes.push(RopeDecl {
             inv_freq,
@@ -238,12 +253,13 @@ impl Maker {
             pairing: RopePairing::Half,
             axes: Vec::new(),
         });
+        Rope(self.plan.ropes.len() as u32 - 1)
     }
 
     fn latent(&mut self, x: Buf) {
         let (n_head, d_nope, d_pe, d_latent) = (3, 10, 6, 20);
         self.plan.caches.push(CacheDecl { n_kv: 1, d_k: d_latent + d_pe, d_v: d_latent, v_in_k: true, window: None });
-        self.rope(d_pe / 2);
+        let rope = self.rope(d_pe / 2);
         let h = self.norm(x);
         let (low, kv) = (self.linear(h, 24), self.linear(h, d_latent + d_pe));
         let low = self.norm(low);
@@ -253,8 +269,8 @@ impl Maker {
         let [c, k_pe] = [d_latent, d_pe].map(|d| self.buf(T, d));
         self.op(Op::SplitHeads { x: kv, n_head: 1, parts: vec![(d_latent, c), (d_pe, k_pe)] });
         let latent = self.norm(c);
-        self.op(Op::Rope { x: pe, rope: Rope(0), n_head, d_head: d_pe });
-        self.op(Op::Rope { x: k_pe, rope: Rope(0), n_head: 1, d_head: d_pe });
+        self.op(Op::Rope { x: pe, rope, n_head, d_head: d_pe });
+        self.op(Op::Rope { x: k_pe, rope, n_head: 1, d_head: d_pe });
         let (w, out) = (self.weight(&[n_head, d_nope, d_latent]), self.buf(T, n_head * d_latent));
         self.op(Op::HeadLinear { x: nope, w, transposed: true, out });
         let q = self.buf(T, n_head * (d_latent + d_pe));
@@ -262,7 +278,7 @@ impl Maker {
         let k = self.buf(T, d_latent + d_pe);
         self.op(Op::JoinHeads { parts: vec![(d_latent, latent), (d_pe, k_pe)], n_head: 1, out: k });
         self.op(Op::KvAppend { cache: Cache(0), k, v: None });
-        self.attend(x, q, n_head, d_latent);
+        self.attend(x, q, n_head, d_latent, None);
     }
 
     fn experts(&mut self, x: Buf) {
@@ -282,7 +298,11 @@ impl Maker {
     }
 
     fn norms(&mut self, x: Buf) {
-        let h = self.norm(x);
+        let centered = self.buf(T, D);
+        self.op(Op::Center { x, out: centered });
+        let h = self.norm(centered);
+        let w = self.weight(&[D]);
+        self.op(Op::AddBias { x: h, w });
         let y = self.linear(h, D);
         let y = self.norm(y);
         self.op(Op::Add { x, y });
@@ -341,7 +361,11 @@ fn build(kind: Kind) -> Result<(ValidPlan, Arc<Checkpoint>), String> {
     let (table, x) = (m.weight(&[N_VOCAB, D]), m.buf(T, D));
     m.op(Op::Embed { table, scale: 2.0, out: x });
     match kind {
-        Kind::Attention => m.attention(x),
+        Kind::Attention => m.attention(x, None),
+        Kind::Spans => {
+            m.plan.whole = true;
+            [None, Some(16)].into_iter().for_each(|window| m.attention(x, window));
+        }
         Kind::Latent => m.latent(x),
         Kind::Experts => m.experts(x),
         Kind::Norms => m.norms(x),
@@ -350,7 +374,7 @@ fn build(kind: Kind) -> Result<(ValidPlan, Arc<Checkpoint>), String> {
     let picked = m.buf(Rows::Outputs, D);
     let last = m.norm(x);
     m.op(Op::Select { x: last, out: picked });
-    m.plan.logits = m.linear(picked, N_VOCAB);
+    m.plan.logits = if m.plan.whole { picked } else { m.linear(picked, N_VOCAB) };
     let mut writer = Writer::new();
     for (name, shape, bytes) in &m.weights {
         writer.tensor(name, shape, F32, bytes);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use engine::images::Image;
+use engine::images::{self, Image};
 use serde::Serialize;
 
 use super::gap::{median, ms};
@@ -43,15 +43,9 @@ pub fn measure(path: Option<&Path>, setup: &EngineSetup, args: &BenchArgs, image
     let decoded = Image::decode(&file)?;
     // Kernels are compiled and weights are read.
     let features = encoder.encode(&decoded)?;
-    let time = |work: &mut dyn FnMut() -> Result<()>| {
-        let mut times = Vec::new();
-        for _ in 0..args.repetitions {
-            let start = Instant::now();
-            work()?;
-            times.push(ms(start.elapsed()));
-        }
-        Ok::<_, anyhow::Error>(median(&mut times))
-    };
+    let decode_ms = time(args.repetitions, || Image::decode(&file).map(drop))?;
+    let resize_ms = time(args.repetitions, || encoder.processor().rows(&decoded).map(drop))?;
+    let encode_ms = time(args.repetitions, || encoder.encode(&decoded).map(drop))?;
     Ok(SightRow {
         arch,
         backend: encoder.backend(),
@@ -59,12 +53,23 @@ pub fn measure(path: Option<&Path>, setup: &EngineSetup, args: &BenchArgs, image
         width: decoded.width,
         height: decoded.height,
         n_tokens: features.len(),
-        decode_ms: time(&mut || Ok(drop(Image::decode(&file)?)))?,
-        resize_ms: time(&mut || Ok(drop(encoder.processor().rows(&decoded)?)))?,
-        encode_ms: time(&mut || Ok(drop(encoder.encode(&decoded)?)))?,
+        decode_ms,
+        resize_ms,
+        encode_ms,
         build_commit: version::COMMIT,
         cpu_info: machine::processor(),
     })
+}
+
+/// Returns the median of the times that `work` takes, in milliseconds.
+fn time(repetitions: usize, mut work: impl FnMut() -> Result<(), images::Error>) -> Result<f64> {
+    let mut times = Vec::new();
+    for _ in 0..repetitions {
+        let start = Instant::now();
+        work()?;
+        times.push(ms(start.elapsed()));
+    }
+    Ok(median(&mut times))
 }
 
 /// Prints a row: of a table, whose head comes with the first, or an object a line.

@@ -176,7 +176,7 @@ impl EngineSetup {
     }
 
     /// Returns the GPU of a Mac, with the kernels that pass their tests on it.
-    fn metal(&self, plan: &Plan) -> Result<Metal> {
+    pub(super) fn metal(&self, plan: &Plan) -> Result<Metal> {
         if let Some(why) = metal::device().map_or_else(Some, |device| device.unusable) {
             bail!("failed to use Metal: {why} (--backend cpu selects the CPU)");
         }

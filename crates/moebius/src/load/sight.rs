@@ -12,6 +12,7 @@ use cpu::Cpu;
 use engine::images::{self, Encoder, Image, Pictures, Placed};
 use engine::tokenizer::{Encode, Tokenizer};
 use gpu::cuda::Cuda;
+use gpu::metal::Metal;
 use model::plan::ValidPlan;
 use model::vision::{self, Vision};
 
@@ -52,9 +53,8 @@ impl EncoderRoom {
 /// What runs an encoder where `kind` runs the text model.
 fn place(kind: Chosen, stays: bool) -> Chosen {
     match kind {
-        Chosen::Cuda if !stays => Chosen::Cuda,
-        Chosen::Reference => Chosen::Reference,
-        Chosen::Cpu | Chosen::Cuda | Chosen::Metal => Chosen::Cpu,
+        Chosen::Cuda | Chosen::Metal if stays => Chosen::Cpu,
+        kind => kind,
     }
 }
 
@@ -95,7 +95,8 @@ impl Sight {
         let backend: Box<dyn Backend + Send> = match place(kind, self.stays) {
             Chosen::Reference => Box::new(Reference),
             Chosen::Cuda => Box::new(Cuda { cache: CacheType::F16, ..setup.cuda() }),
-            Chosen::Cpu | Chosen::Metal => Box::new(Cpu { cache: CacheType::F32, ..setup.cpu(Policy::Mapped)? }),
+            Chosen::Metal => Box::new(Metal { cache: CacheType::F16, ..setup.metal(&self.vision.encoder)? }),
+            Chosen::Cpu => Box::new(Cpu { cache: CacheType::F32, ..setup.cpu(Policy::Mapped)? }),
         };
         Ok(Encoder::new(self.vision, self.checkpoint, backend, self.max_features)?)
     }

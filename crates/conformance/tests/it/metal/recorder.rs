@@ -173,6 +173,10 @@ fn dispatches_of_every_architecture() {
         ("published/granitemoehybrid/hf", &[(20, 15), (17, 12)], (40, 29)),
         ("published/falcon_h1/hf", &[(33, 18), (36, 18)], (72, 38)),
         ("published/kimi_linear/hf", &[(25, 13), (26, 14), (19, 15)], (72, 43)),
+        ("published/bailing_hybrid/hf", &[(22, 13), (15, 14), (23, 14), (18, 15)], (80, 57)),
+        ("published/jamba/hf", &[(18, 16), (10, 10), (17, 15), (12, 11)], (59, 53)),
+        ("published/minimax/hf", &[(20, 15), (19, 14), (12, 10), (21, 15)], (74, 55)),
+        ("published/phimoe/hf", &[(11, 11), (13, 12)], (27, 25)),
     ];
     let told: Arc<Mutex<Told>> = Arc::default();
     let metal = recorder(&told);

@@ -326,7 +326,13 @@ pub fn scale(seed: u64) -> Vec<Case> {
 }
 
 pub fn scale_by(seed: u64) -> Vec<Case> {
-    in_place(seed, "scale_by", |b, _, _, x| (Op::ScaleBy { x, w: b.vector(1) }, String::new()))
+    let of = |is_whole: bool| {
+        in_place(seed, "scale_by", move |b, i, _, x| {
+            let n = if is_whole { WIDTHS[i] } else { 1 };
+            (Op::ScaleBy { x, w: b.vector(n) }, format!("{n} scales, "))
+        })
+    };
+    [false, true].into_iter().flat_map(of).collect()
 }
 
 pub fn add_bias(seed: u64) -> Vec<Case> {
@@ -541,16 +547,22 @@ pub fn causal_conv(seed: u64) -> Vec<Case> {
 
 pub fn delta_net(seed: u64) -> Vec<Case> {
     let shapes = [(1, 1, 1, 1), (2, 4, 128, 128), (3, 3, 20, 24), (2, 6, 7, 57), (1, 4, 64, 64), (4, 8, 16, 33)];
+    // Heads of v that are one number wide, as Mamba-1 has them.
+    let narrow = [(1, 70, 16, 1), (3, 6, 65, 1), (2, 4, 5, 1)];
     let mut cases = Vec::new();
-    for (i, (n_k_head, n_v_head, d_k, d_v)) in shapes.into_iter().enumerate() {
+    for (i, (n_k_head, n_v_head, d_k, d_v)) in shapes.into_iter().chain(narrow).enumerate() {
         let of = |rule, sharing, has_skip, by_row| (rule, sharing, has_skip, by_row);
+        let of_sum = if i == 8 { Sharing::Tiled } else { Sharing::Grouped };
         for (rule, sharing, has_skip, by_row) in [
             of(DeltaRule::Delta, Sharing::Grouped, i == 2, false),
             of(DeltaRule::Delta, Sharing::Tiled, false, false),
             // Skips of a sum in the cases that a sample has, which are every second one.
-            of(DeltaRule::Sum, Sharing::Grouped, i % 4 < 2, i == 4),
+            of(DeltaRule::Sum, of_sum, i % 4 < 2, i == 4 || i > 5),
             of(DeltaRule::Delta, Sharing::Grouped, false, true),
-        ] {
+        ]
+        .into_iter()
+        .filter(|form| i < 6 || form.0 == DeltaRule::Sum)
+        {
             let heads = DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing, rule };
             let mut b = Build::new(seed);
             let [q, k] = [0, 1].map(|_| b.input(n_k_head * d_k, Fill::Unit(d_k)));

@@ -95,12 +95,6 @@ pub fn check(row: &Row, case: &Case, exact: &[Answer], given: &mut Given) -> Res
     if row.not_yet.contains(&case.op) {
         return refused(row, case, case.op);
     }
-    // Forms of ops that GPUs are not written for.
-    if row.is_simulated
-        && let Err(CompileError::Unsupported { what, .. }) = CompileError::refuse_of_host("gpu", &case.model.0)
-    {
-        return refused(row, case, &what);
-    }
     if !row.fits(&case.model.0) {
         return refused(row, case, "keep ");
     }

@@ -158,6 +158,20 @@ const TRAPS: &[Trap] = &[
         ["if (key[j] > top) {", "if (key[j] >= top) {"],
         " wanted",
     ),
+    trap(
+        "an expert that is chosen already counts as near the next one",
+        "route",
+        "route",
+        ["if (key[j] == 0 && e != index) continue;", "if (e >= N_EXPERT) continue;"],
+        "the row is off",
+    ),
+    trap(
+        "NaN is kept where a limit takes its place",
+        "clamp",
+        "clamp_rows",
+        ["x[i] > low[0] ? x[i] : low[0]", "x[i] < low[0] ? low[0] : x[i]"],
+        "the row is off",
+    ),
 ];
 
 #[test]

@@ -390,7 +390,7 @@ pub fn chain(plan: &Plan, i: usize, first: Option<(Buf, Norm)>) -> Option<(Chain
             Op::Add { x, y } if y == normed => {
                 at += 1;
                 let scale = match plan.ops.get(at) {
-                    Some(&Op::ScaleBy { x: scaled, w }) if scaled == x => {
+                    Some(&Op::ScaleBy { x: scaled, w }) if scaled == x && plan.weight(w).n_values() == 1 => {
                         at += 1;
                         Some(w)
                     }
@@ -416,6 +416,31 @@ pub fn chain(plan: &Plan, i: usize, first: Option<(Buf, Norm)>) -> Option<(Chain
     let rows = plan.buf(from).rows;
     let fits = is_apart && is_private && bufs.iter().all(|&buf| plan.buf(buf).rows == rows);
     fits.then_some((Chain { from, links, outs, eps }, at - i))
+}
+
+/// A row without its mean, its norm, and a bias where there is one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerNorm {
+    pub x: Buf,
+    pub w: Weight,
+    pub bias: Option<Weight>,
+    pub eps: f32,
+    pub out: Buf,
+}
+
+/// The run that begins with op `i`, and its number of ops.
+pub fn layer_norm(plan: &Plan, i: usize) -> Option<(LayerNorm, usize)> {
+    let &[Op::Center { x, out: centered }, Op::RmsNorm { x: same, residual: None, w, eps, out }] =
+        plan.ops.get(i..i + 2)?
+    else {
+        return None;
+    };
+    let bias = match plan.ops.get(i + 2) {
+        Some(&Op::AddBias { x, w }) if x == out => Some(w),
+        _ => None,
+    };
+    let fits = centered == same && x != out && !is_read_behind(plan, centered, i + 1);
+    fits.then_some((LayerNorm { x, w, bias, eps, out }, 2 + usize::from(bias.is_some())))
 }
 
 /// Logits that are scaled before their experts are chosen.

@@ -162,28 +162,38 @@ impl Lower<'_> {
             let draft = view.v.into_iter().fold(draft, |draft, v| draft.bind(2, (Place::Fixed(v), Use::Read)));
             sinks.into_iter().fold(draft, |draft, sinks| draft.bind(9, self.vector(sinks)))
         };
+        let with_ends = |draft: Draft, spans| match spans {
+            0 => draft,
+            _ => draft.table(10, Table::Ends),
+        };
         let by_row = |spans| {
-            draft(sources::ATTENTION, "attention")
+            let draft = draft(sources::ATTENTION, "attention")
                 .define("SPLIT", 0)
                 .define("SPANS", spans)
                 .bind(3, self.buf(out))
                 .table(5, Table::Positions)
                 .table(6, Table::ChunkOf)
-                .grid([Extent::Is(n_head as u32), per_row(Rows::Tokens), Extent::Is(1)])
+                .grid([Extent::Is(n_head as u32), per_row(Rows::Tokens), Extent::Is(1)]);
+            with_ends(draft, spans)
         };
-        let tiles = variants::attention_tile(d_k, d_v)
-            .filter(|_| !self.at.tuning.is_plain && !self.at.tuning.off.attention)
-            .map(|rows| {
-                let tiles = Extent::Longest { each: (n_head / n_kv) as u32, per: rows as u32 };
-                draft(sources::ATTENTION_TILES, "attention_tiles")
-                    .bind(3, self.buf(out))
-                    .define("ROWS", rows)
-                    .grid([tiles, Extent::Is(n_kv as u32), Extent::Chunks])
-                    .threads(variants::TILE_THREADS)
-            });
-        let count = Count::Longest;
+        let rows =
+            variants::attention_tile(d_k, d_v).filter(|_| !self.at.tuning.is_plain && !self.at.tuning.off.attention);
+        let tiles = |rows: usize, spans| {
+            let tiles = Extent::Longest { each: (n_head / n_kv) as u32, per: rows as u32 };
+            let draft = draft(sources::ATTENTION_TILES, "attention_tiles")
+                .bind(3, self.buf(out))
+                .define("ROWS", rows)
+                .define("SPANS", spans)
+                .grid([tiles, Extent::Is(n_kv as u32), Extent::Chunks])
+                .threads(variants::TILE_THREADS);
+            with_ends(draft, spans)
+        };
+        // As SPANS of the kernels.
+        let heeds_spans = (self.plan.d_input().is_some() || self.plan.whole) && self.plan.sees_spans(window);
+        let spans = usize::from(heeds_spans) + usize::from(heeds_spans && self.plan.reach(window) != usize::MAX);
+        let forms = |spans| (rows.map(|rows| tiles(rows, spans)), by_row(spans));
         // A layer with a window has few keys.
-        let is_split = window.is_none() && !self.at.tuning.is_plain && !self.at.tuning.off.attention;
+        let is_split = !heeds_spans && window.is_none() && !self.at.tuning.is_plain && !self.at.tuning.off.attention;
         let split = self.at.parts.filter(|_| is_split).map(|(parts, part, n_parts)| {
             let due = When { count: Count::Reach { below: variants::LEAST_ROWS }, from: part + 1, to: usize::MAX };
             let row_bytes = n_head as u64 * n_parts as u64 * (d_v as u64 + 2) * 4;
@@ -208,30 +218,36 @@ impl Lower<'_> {
             let merge = sinks.into_iter().fold(merge, |merge, sinks| merge.bind(4, self.vector(sinks)));
             (split, merge, due)
         });
-        // Such layers are not split: they have windows.
-        let spans = (self.plan.d_input().is_some() && self.plan.sees_spans(window)).then(|| by_row(1));
-        let by_row = by_row(0);
-        if let Some(spans) = spans {
-            let due = When { count: Count::Spans, from: 1, to: usize::MAX };
-            self.when = Some(due);
-            self.push(spans.table(10, Table::Ends));
-            self.when = None;
-            self.unless = Some(due);
+        let with_spans = heeds_spans.then(|| forms(spans));
+        // Steps of encoders are spans. Those of text models have some where there are images.
+        let plain = (!heeds_spans || !(self.plan.is_encoder() || self.plan.whole)).then(|| forms(0));
+        let has_both = with_spans.is_some() && plain.is_some();
+        if let Some(with_spans) = with_spans {
+            let none = When { count: Count::Spans, from: 0, to: 1 };
+            self.attend(with_spans, has_both.then_some(none));
         }
+        let mut unless = has_both.then_some(When { count: Count::Spans, from: 1, to: usize::MAX });
         if let Some((split, merge, due)) = split {
             self.when = Some(due);
             self.push(split);
             self.push(merge);
-            self.when = None;
-            self.unless = Some(due);
+            unless = Some(due);
         }
+        if let Some(plain) = plain {
+            self.attend(plain, unless);
+        }
+    }
+
+    /// Attention in tiles, where heads fit them, and row by row for few tokens.
+    fn attend(&mut self, (tiles, by_row): (Option<Draft>, Draft), unless: Option<When>) {
+        let when = |from, to| Some(When { count: Count::Longest, from, to });
+        (self.when, self.unless) = (None, unless);
         if let Some(tiles) = tiles {
-            self.when = Some(When { count, from: variants::LEAST_ROWS, to: usize::MAX });
+            self.when = when(variants::LEAST_ROWS, usize::MAX);
             self.push(tiles);
-            self.when = Some(When { count, from: 0, to: variants::LEAST_ROWS });
+            self.when = when(0, variants::LEAST_ROWS);
         }
         self.push(by_row);
-        self.when = None;
-        self.unless = None;
+        (self.when, self.unless) = (None, None);
     }
 }

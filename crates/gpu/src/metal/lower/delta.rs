@@ -15,6 +15,8 @@ const CONV_TILE: u32 = 32;
 const NORM_SIMDGROUPS: usize = 8;
 /// Numbers of a state that a thread keeps at most, when it takes a head with its norm.
 const MAX_KEPT: usize = 64;
+/// Numbers of a state that a thread keeps at most, when it takes a head that is one number wide.
+const MAX_SCANNED: usize = 64;
 /// Numbers of a head that a lane convolves at most.
 const MAX_CONVOLVED: usize = 8;
 
@@ -56,6 +58,28 @@ impl Lower<'_> {
         Ok(())
     }
 
+    pub(super) fn decay_beta(
+        &mut self,
+        (a, b): (Buf, Option<Buf>),
+        (a_log, dt_bias): (Weight, Weight),
+        bound: Option<f32>,
+        (g, beta): (Buf, Buf),
+    ) {
+        let draft = Draft::new(sources::DECAY_BETA, "decay_beta");
+        let draft = b.into_iter().fold(draft, |draft, b| draft.bind(1, self.buf(b)));
+        let draft = draft
+            .define("STEP", usize::from(b.is_none()))
+            .define("BOUNDED", usize::from(bound.is_some()))
+            .bind(0, self.buf(a))
+            .bind(2, self.vector(a_log))
+            .bind(3, self.vector(dt_bias))
+            .bind(4, self.buf(g))
+            .bind(5, self.buf(beta));
+        let width = self.width(g);
+        let words = [is(width), is(width / self.width(beta)), float(bound.unwrap_or(0.0))];
+        self.elementwise(draft, 6, self.rows(g), width, &words);
+    }
+
     pub(super) fn delta_net(
         &mut self,
         inputs: [Buf; 5],
@@ -78,17 +102,30 @@ impl Lower<'_> {
     ) {
         let DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing, rule } = heads;
         let by_row = self.width(inputs[3]) != n_v_head;
+        let is_scan = (rule, d_v, by_row) == (DeltaRule::Sum, 1, true) && d_k <= MAX_SCANNED;
         // Four columns to a simdgroup, or with a norm all columns to a threadgroup.
         let fours = norm.map_or(1, |_| d_v.div_ceil(4 * NORM_SIMDGROUPS));
         let simdgroups = norm.map_or(2, |_| d_v.div_ceil(4 * fours).max(2));
-        let mut draft = Draft::new(sources::DELTA_NET, "delta_net")
-            .define("D_K", d_k)
-            .define("FOURS", fours)
-            .define("SIMDGROUPS", simdgroups)
-            .define("NORM", usize::from(norm.is_some()))
-            .define("SUM", usize::from(rule == DeltaRule::Sum))
-            .define("SKIP", usize::from(skip.is_some()))
-            .define("BY_ROW", usize::from(by_row));
+        let mut draft = match is_scan && !self.at.tuning.is_plain && !self.at.tuning.off.delta {
+            true => Draft::new(sources::SCAN, "scan").grid([
+                Extent::Is((n_v_head as u32).div_ceil(THREADS)),
+                Extent::Is(1),
+                Extent::Chunks,
+            ]),
+            false => Draft::new(sources::DELTA_NET, "delta_net")
+                .define("FOURS", fours)
+                .define("SIMDGROUPS", simdgroups)
+                .define("NORM", usize::from(norm.is_some()))
+                .define("SUM", usize::from(rule == DeltaRule::Sum))
+                .define("BY_ROW", usize::from(by_row))
+                .threads(32 * simdgroups as u32)
+                .grid([
+                    Extent::Is(d_v.div_ceil(4 * fours * simdgroups) as u32),
+                    Extent::Is(n_v_head as u32),
+                    Extent::Chunks,
+                ]),
+        };
+        draft = draft.define("D_K", d_k).define("SKIP", usize::from(skip.is_some()));
         for (slot, buf) in (0..).zip(inputs) {
             draft = draft.bind(slot, self.buf_as(buf, Use::Read));
         }
@@ -98,16 +135,7 @@ impl Lower<'_> {
         let chunks = if by_row || skip.is_some() { None } else { self.delta_chunks(heads, norm.is_some()) };
         let forms = chunks.into_iter().collect();
         let words = [n_k_head, n_v_head, d_v, usize::from(sharing == Sharing::Tiled)].map(is);
-        let draft = draft
-            .bind(5, self.state(state))
-            .bind(6, self.buf_as(out, Use::Write))
-            .table(8, Table::Chunks)
-            .threads(32 * simdgroups as u32)
-            .grid([
-                Extent::Is(d_v.div_ceil(4 * fours * simdgroups) as u32),
-                Extent::Is(n_v_head as u32),
-                Extent::Chunks,
-            ]);
+        let draft = draft.bind(5, self.state(state)).bind(6, self.buf_as(out, Use::Write)).table(8, Table::Chunks);
         let draft = match norm {
             None => draft.params(7, words),
             Some(norm) => draft
