@@ -12,7 +12,7 @@
 // Heads whose scores a warp finds.
 #define EACH ((HEADS + N_WARPS - 1) / N_WARPS)
 
-// Positions are taken PAGE at a time, whatever pages they lie in: the share of a split, of `n` listed ones.
+// Positions are taken PAGE at a time, whatever pages have them: the share of a split, of `n` listed ones.
 struct Share {
     u32 n, begin, end;
 };
@@ -22,7 +22,7 @@ __device__ __forceinline__ Share share_of(const AttentionChosen& a, u32 token, u
     return {n, min(split * each, n_blocks), min((split + 1) * each, n_blocks)};
 }
 
-// Where a lane's position of a block lies in the cache, in rows of one key-value head of all pages.
+// The place of a lane's position of a block in the cache, in rows of one key-value head of all pages.
 __device__ __forceinline__ u64 row_of(const AttentionChosen& a, const Chunk& c, u32 token, u32 kv_head, u32 at,
                                       bool is_there) {
     if (!is_there) return 0;

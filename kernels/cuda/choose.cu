@@ -245,7 +245,7 @@ KERNEL __launch_bounds__(BEST_THREADS) choose_best(const __grid_constant__ Choos
         return at < n_seen ? *(const uint4*)(ranks + at) : make_uint4(0, 0, 0, 0);
     };
 
-    // What the n-th largest begins with, and how many of those that do are wanted.
+    // What the n-th largest begins with, and how many of those that do are chosen.
     u32 known = 0, wanted = a.n;
 #pragma unroll
     for (u32 pass = 0; pass < 3; pass++) {

@@ -105,7 +105,7 @@ static int test(const Choice& of) {
     a.n_head = of.n_head, a.n = of.n, a.stride = stride, a.per = of.per;
     for (u32 first = 0; first < rows; first += of.slice) {
         const u32 n_tokens = std::min(of.slice, rows - first);
-        // Whoever reads what no score was written to finds the largest.
+        // A read of what no score was written to finds the largest.
         std::vector<u32> ranks((size_t)n_tokens * stride, ~0u);
         a.ranks = ranks.data(), a.first = first, a.n_tokens = n_tokens;
 #if KV_F16 && D % 32 == 0 && D <= 128

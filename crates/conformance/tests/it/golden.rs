@@ -12,7 +12,7 @@ use backend::{Backend, CacheType, CompileError, Fault, Limits};
 use checkpoint::Checkpoint;
 use conformance::backends::{self, Logits, Quantized, Row};
 use conformance::{Session, fixtures};
-use model::plan::{Plan, RopePairing, ValidPlan, passes};
+use model::plan::{Op, Plan, RopePairing, ValidPlan, passes};
 use model::rope::{self, Scaling, Yarn};
 use quant::act::ActKind;
 use safetensors::{Dtype, SafeTensors};
@@ -178,12 +178,14 @@ fn check(folder: &Path) {
             // Activations rounded to bf16, as GPUs have them, are as far off there in their way.
             let tolerance = if STEEP.contains(&&*name) && cut > 0.0 { 2.0 * tolerance } else { tolerance };
             let plan = backend.lower(model::build(&file.open()).unwrap()).unwrap();
-            let mut session = session(backend, &plan, file.open(), tokens.len() + 16);
-            let logits = session.step(&[(0, &tokens)]).to_vec();
+            // Where a prompt's activations are rounded, positions that rank nearly alike may take each other's place.
+            let chooses = cut > 0.0 && plan.ops.iter().any(|op| matches!(op, Op::Choose { .. }));
+            let mut started = session(backend, &plan, file.open(), tokens.len() + 16);
+            let logits = started.step(&[(0, &tokens)]).to_vec();
             // Where bits depend on the cut of a prompt, any file has near ties.
             let is_listed = cut > 0.0 || FLIPS.contains(&(&*name, label.as_str()));
             let may_flip = matches!(quantized, Quantized::LlamaCpp { .. }) && is_listed;
-            let n_left_out = if may_flip { tokens.len() / 8 } else { 0 };
+            let n_left_out = if may_flip || chooses { tokens.len() / 8 } else { 0 };
             let error = relative_rms_of_rows(&logits, &exact, plan.n_vocab, n_left_out);
             println!("{name:<10} {label:<8} {row:<22} {error:.2e} (at most {tolerance:.2e})");
             assert!(error <= tolerance, "{name} {label} {row}: {error:e} > {tolerance:e}");
@@ -192,7 +194,16 @@ fn check(folder: &Path) {
             cut_and_crowded((backend, cut), &plan, file.open(), &tokens, &logits);
 
             if array == "logits" {
-                assert_eq!(greedy(&mut session, &logits, 16), golden.u32s("greedy"), "{name} {label} {row}");
+                // Token by token they are not rounded.
+                let logits = match chooses {
+                    true => {
+                        started = session(backend, &plan, file.open(), tokens.len() + 16);
+                        tokens.iter().flat_map(|&token| started.step(&[(0, &[token])]).to_vec()).collect()
+                    }
+                    false => logits,
+                };
+                assert!(!chooses || relative_rms_of_rows(&logits, &exact, plan.n_vocab, 0) <= 1e-3, "{name} {row}");
+                assert_eq!(greedy(&mut started, &logits, 16), golden.u32s("greedy"), "{name} {label} {row}");
             }
         }
     }
