@@ -36,15 +36,18 @@ __device__ __forceinline__ void store_choice(const Route& a, u64 row, u32 expert
 }
 
 // The share of slot `slot`'s expert among those near it that no slot before it has (Phi-3.5-MoE). Where both logits are
-// 0 the quotient is NaN, and they are near.
-__device__ __forceinline__ double share_of_near(const float* logits, const u32* ids, u32 slot, float margin) {
-    const float own = __ldcg(logits + ids[slot]);
+// 0 the quotient is NaN, and they are near. Scores are logits.
+__device__ __forceinline__ double share_of_near(const RouteScratch& s, u32 slot, float margin) {
+    const float own = (float)s.score[s.ids[slot]];
     double sum = 0.0;
+    // Rolled up, so that routers of many experts have registers enough.
+#pragma unroll 1
     for (u32 e = 0; e < N_EXPERT; e++) {
         bool is_taken = false;
-        for (u32 i = 0; i < slot; i++) is_taken |= ids[i] == e;
-        const float x = __ldcg(logits + e);
-        if (!is_taken && !((own - x) / fmaxf(fabsf(x), own) > margin)) sum += exp((double)x - (double)own);
+#pragma unroll 1
+        for (u32 i = 0; i < slot; i++) is_taken |= s.ids[i] == e;
+        const float x = (float)s.score[e];
+        if (!is_taken && !((own - x) / fmaxf(fabsf(x), own) > margin)) sum += expf(x - own);
     }
     return 1.0 / sum;
 }
@@ -148,7 +151,7 @@ __device__ __forceinline__ void route_row(const Route& a, u64 row, const float* 
         // Lane s has slot s.
         const bool has_slot = lane < a.n_used;
         const u32 id = has_slot ? s.ids[lane] : 0;
-        double w = has_slot ? s.score[id] : 0.0;
+        double w = !has_slot ? 0.0 : a.score == SCORE_SPARSE ? share_of_near(s, lane, a.margin) : s.score[id];
         if (a.score == SCORE_RAW) {
             float best = has_slot ? (float)w : -INF;
             best = warp_max(best);
@@ -156,7 +159,6 @@ __device__ __forceinline__ void route_row(const Route& a, u64 row, const float* 
             w = has_slot ? exp((double)(float)w - (double)best) : 0.0;
             w /= warp_sum_f64(w);
         }
-        if (a.score == SCORE_SPARSE && has_slot) w = share_of_near(logits, s.ids, lane, a.margin);
         if (a.renormalise) w /= warp_sum_f64(w) + (double)a.eps;
         w *= (double)a.scale;
         if (a.expert_scale) w *= (double)a.expert_scale[id];

@@ -1,6 +1,8 @@
 //! Pixels to rows of patches, as the processors of the original code do it: the size, the scale of numbers, the order
 //! of patches. Settings come from `preprocessor_config.json` of a folder, or from the keys of an encoder's GGUF file.
 
+use std::array;
+
 use checkpoint::Checkpoint;
 use model::vision::{Patches, PixelOrder, Positions, Sizing, Vision};
 use serde_json::{Map, Value};
@@ -217,6 +219,7 @@ impl Processor {
         let [n_rows, n_cols] = [height / side, width / side];
         let (PixelOrder::Channels { n_frames } | PixelOrder::Pixels { n_frames }) = order;
         let n_patches = n_rows * n_cols;
+        let numbers: [[f32; 256]; 3] = array::from_fn(|c| array::from_fn(|byte| self.number(byte as u8, c)));
         let mut rows = Vec::with_capacity(n_patches * (3 * n_frames * side * side + d_position));
         let mut places = Vec::with_capacity(n_patches);
         // The patches of a feature follow each other.
@@ -225,19 +228,28 @@ impl Processor {
             for patch in 0..merge * merge {
                 let (row, col) = (above + patch / merge, left + patch % merge);
                 places.push([row as u32, col as u32]);
-                let at = |y: usize, x: usize, c: usize| {
-                    self.number(pixels[((row * side + y) * width + col * side + x) * 3 + c], c)
+                let line = |y: usize| {
+                    let from = &pixels[((row * side + y) * width + col * side) * 3..][..3 * side];
+                    from.as_chunks::<3>().0.iter()
                 };
                 match order {
                     PixelOrder::Channels { .. } => {
-                        for c in 0..3 {
-                            let plane = (0..side * side).map(|i| at(i / side, i % side, c));
-                            (0..n_frames).for_each(|_| rows.extend(plane.clone()));
+                        for (c, numbers) in numbers.iter().enumerate() {
+                            let first = rows.len();
+                            for y in 0..side {
+                                rows.extend(line(y).map(|pixel| numbers[usize::from(pixel[c])]));
+                            }
+                            (1..n_frames).for_each(|_| rows.extend_from_within(first..first + side * side));
                         }
                     }
                     PixelOrder::Pixels { .. } => {
-                        let plane = (0..3 * side * side).map(|i| at(i / 3 / side, i / 3 % side, i % 3));
-                        (0..n_frames).for_each(|_| rows.extend(plane.clone()));
+                        let first = rows.len();
+                        for y in 0..side {
+                            let own =
+                                |pixel: &[u8; 3]| array::from_fn::<_, 3, _>(|c| numbers[c][usize::from(pixel[c])]);
+                            rows.extend(line(y).flat_map(own));
+                        }
+                        (1..n_frames).for_each(|_| rows.extend_from_within(first..first + 3 * side * side));
                     }
                 }
                 self.position([row, col], [n_rows, n_cols], &mut rows).map_err(shape)?;
@@ -274,8 +286,11 @@ impl Processor {
                     (y1 * side + x0, dy * (1.0 - dx)),
                     (y1 * side + x1, dy * dx),
                 ];
-                let corners = corners.map(|(i, share)| (from_table(i), share));
-                out.extend((0..d).map(|i| corners.iter().map(|(row, share)| row[i] * share).sum::<f32>()));
+                let first = out.len();
+                out.resize(first + d, 0.0);
+                for (i, share) in corners {
+                    out[first..].iter_mut().zip(from_table(i)).for_each(|(sum, x)| *sum += x * share);
+                }
             }
             Positions::ByAxis { n, .. } => {
                 if row >= n || col >= n {
