@@ -5,7 +5,7 @@ llama.cpp's converter writes it.
   make_mmproj.py --out mmproj.gguf [--width 2048] [--type F16] [--deepstack 8,16,24] [--image photo.png]
 
 For speed and memory only. --width is that of the text model, e.g. of `make_shape.py --model qwen35-35b`; --deepstack
-names layers whose features are added in the text model (Qwen3-VL). --image also writes an image of noise, 1,024 x 1,024.
+names layers whose features are added in the text model (Qwen3-VL). --image also writes noise of 1,024 x 1,024 pixels.
 Needs: pip install 'gguf>=0.18' numpy.
 """
 import argparse

@@ -4,8 +4,8 @@
 //
 // Compiled for one cache, of one head that has keys alone: -DD -DKV_F16, with -DK_BLOCKS=1 for blocks of 8 bits. A step
 // goes in slices of tokens: their scores become ranks, u32 [n_tokens, stride], and of these each token's are chosen.
-// Every order is fixed: same input, same bits. Products are as exact as in f32: keys of f16, or integers of blocks, meet
-// queries of two f16 numbers each.
+// Every order is fixed: same input, same bits. Products are as exact as in f32: keys of f16, or integers of blocks,
+// meet queries of two f16 numbers each.
 #include "cuda/kv_blocks.h"
 #include "cuda/mma.h"
 

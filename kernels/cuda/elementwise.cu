@@ -1,5 +1,6 @@
-// Ops on single numbers: add, add_bias, scale, scale_by, softcap, clamp, gelu, gate_by, gated_act, decay_beta; and those
-// that move numbers only: constant, split_heads and join_heads, select, input. A thread a number, 256 threads a block.
+// Ops on single numbers: add, add_bias, scale, scale_by, softcap, clamp, gelu, gate_by, gated_act, decay_beta; and
+// those that move numbers only: constant, split_heads and join_heads, select, input. A thread a number, 256 threads a
+// block.
 #include "cuda/common.h"
 #include "cuda/args.h"
 

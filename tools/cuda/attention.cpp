@@ -1,6 +1,6 @@
 // Attention of prompts by tiles, or with -DWIDE=1 by warpgroup products, emulated on this machine (`host/run.sh`),
-// against sums in double: several chunks of a step, pages in any order, windows, caps, sinks, and spans whose tokens see
-// each other.
+// against sums in double: several chunks of a step, pages in any order, windows, caps, sinks, and spans whose tokens
+// see each other.
 #include "emulate.h"
 
 #define KV_F16 1

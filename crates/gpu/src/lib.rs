@@ -10,9 +10,21 @@ pub mod cuda;
 pub mod metal;
 mod quant_headers;
 
+use model::plan::Plan;
+
 /// What kernels take for what a query sees: 0 for all positions, or the length of a window, with the highest bit where
 /// it begins at a multiple of that.
 fn window_word(window: Option<usize>, chunked: bool) -> u32 {
     let length = window.map_or(0, |n| n.min(i32::MAX as usize)) as u32;
     if chunked { length | 1 << 31 } else { length }
+}
+
+/// Whether steps of a plan may have spans, whose tokens see each other: those of images and of whole texts.
+fn may_have_spans(plan: &Plan) -> bool {
+    plan.d_input().is_some() || plan.whole
+}
+
+/// Whether attention with this window heeds such spans.
+fn heeds_spans(plan: &Plan, window: Option<usize>) -> bool {
+    may_have_spans(plan) && plan.sees_spans(window)
 }

@@ -1,9 +1,9 @@
 //! Weights whose values are exact in f32 (F32, F16, BF16, 8-bit floats, NVFP4) on 16 virtual lanes: one source for
 //! every instruction set.
 //!
-//! One column: four rows at a time share the loads of the activations. Many columns: a span of four rows, or eight where
-//! a register has all sixteen lanes, is widened to f32 once and meets all columns, three at a time and one part of the
-//! lanes after the other, so that the sums fill the registers and every load serves several multiply-adds.
+//! One column: four rows at a time share the loads of the activations. Many columns: a span of four rows, or of eight
+//! where a register has all sixteen lanes, is widened to f32 once and meets all columns, three at a time and one part
+//! of the lanes after the other, so that the sums fill the registers and every load serves several multiply-adds.
 
 use quant::types::small_float;
 
@@ -14,8 +14,9 @@ use super::panel::ROWS;
 use super::prefetch::{NEAR, Near, once, prefetch};
 use super::{COLS, ColPtr, RowSet};
 
-/// Columns whose sums are in registers at a time, with four rows: 12 of AVX2's 16; three hold activations, one a weight.
-/// With eight rows, 24 of AVX-512's 32: activations come from the second cache, and each load serves twice as many.
+/// Columns whose sums are in registers at a time, with four rows: 12 of AVX2's 16; three hold activations, one a
+/// weight. With eight rows, 24 of AVX-512's 32: activations come from the second cache, and each load serves twice as
+/// many.
 const TILE_COLS: usize = 3;
 /// Values of a span; a multiple of 16.
 const SPAN: usize = 512;

@@ -60,7 +60,7 @@ impl Kept {
         Kept {
             has_window: Kinds::of(plan).window.is_some(),
             d_input,
-            has_ends: d_input.is_some() || plan.whole,
+            has_ends: crate::may_have_spans(plan),
             has_places: plan.ops.iter().any(|op| matches!(op, Op::EmbedPlace { .. })),
         }
     }

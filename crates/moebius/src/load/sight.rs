@@ -86,8 +86,8 @@ impl Sight {
         Ok(vision::open(text, &plan, Some(&self.checkpoint))?.map_or(plan, |(plan, _)| plan))
     }
 
-    /// Returns the encoder, where `kind` runs the text model: on the same device, or on the CPU. An image is one step of
-    /// it, whose rows steps of the text model take.
+    /// Returns the encoder, where `kind` runs the text model: on the same device, or on the CPU. An image is one step
+    /// of it, whose rows steps of the text model take.
     ///
     /// # Errors
     /// Its settings are invalid.

@@ -371,11 +371,11 @@ impl Fleet {
         wanted: &EngineSetup,
         model: &Model,
     ) -> Result<Option<(EngineSetup, Prepared)>> {
+        let wanted = wanted.with_encoder(model.sight.as_ref())?;
         let end = Instant::now() + PATIENCE;
         loop {
             let Beside { is_alone, host, gpu } = self.beside(wanted.device.ordinal);
-            let setup =
-                EngineSetup { step: loader.left(wanted, host, gpu), ..wanted.with_encoder(model.sight.as_ref())? };
+            let setup = EngineSetup { step: loader.left(&wanted, host, gpu), ..wanted.clone() };
             let is_promise = setup.step.memory.is_some() || setup.step.gpu_memory.is_some();
             match setup.prepare(&model.checkpoint, model.plan.clone()) {
                 // What is alone has what there is.

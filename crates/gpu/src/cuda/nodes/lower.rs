@@ -228,8 +228,8 @@ impl Lower<'_, '_> {
                     scale,
                     window: crate::window_word(window, chunked) as usize,
                     softcap: softcap.unwrap_or(0.0),
-                    sees_spans: (self.plan.d_input().is_some() || self.plan.whole) && self.plan.sees_spans(window),
-                    reach: window.filter(|_| self.plan.whole).unwrap_or(0),
+                    sees_spans: crate::heeds_spans(self.plan, window),
+                    reach: Some(self.plan.reach(window)).filter(|&reach| reach != usize::MAX).unwrap_or(0),
                     chosen: of_chosen.map(|(list, module)| {
                         let list = self.view(list);
                         let choice = Choice { n: list.width, most: self.max_positions };

@@ -189,7 +189,7 @@ impl Lower<'_> {
             with_ends(draft, spans)
         };
         // As SPANS of the kernels.
-        let heeds_spans = (self.plan.d_input().is_some() || self.plan.whole) && self.plan.sees_spans(window);
+        let heeds_spans = crate::heeds_spans(self.plan, window);
         let spans = usize::from(heeds_spans) + usize::from(heeds_spans && self.plan.reach(window) != usize::MAX);
         let forms = |spans| (rows.map(|rows| tiles(rows, spans)), by_row(spans));
         // A layer with a window has few keys.
