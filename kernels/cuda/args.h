@@ -340,6 +340,17 @@ struct KvWiden {
     u32 singles;          // not 0: chunks of one token are left out
 };
 
+// A form of rows.
+struct PackTo {
+    void* out;    // [rows, stride]
+    u32 stride;   // of a row, in numbers
+    u32 runs;     // of a unit of the weights that will read them: bf16 in the order of `packed_at`; 0: f32 as they are
+    u32 paired;
+    u32 n_groups; // or 0; of `pack` of `wide.h`, whose form it is then, `stride` numbers of a row in whole steps
+    u32 split;    // there: what rounding to bf16 leaves has a panel after it
+    u32 reserved;
+};
+
 struct Attention {
     Step step;
     const float* q;       // [T, n_head, d_k]
@@ -356,6 +367,7 @@ struct Attention {
     float scale, softcap; // softcap 0: none
     u32 singles;          // not 0: chunks of one token are for `attention`, others for attention_tile
     u32 reach;            // positions from its own on that a token sees of its span at most; 0: all
+    PackTo packed;        // of attention_wide: in place of `out`, or null
 };
 
 struct CausalConv {
@@ -510,6 +522,7 @@ struct Combine {
     u8* columns;         // [rows, column_bytes(d)], or null
     float* squares;      // [rows, d / 256]
     const u32* places;   // [rows * n_used], or null: the row of y that is a pair's
+    PackTo packed[2];    // of combine_listed: forms of norm_out besides; each may be null
 };
 
 struct Select {
@@ -656,20 +669,12 @@ struct WideExperts {
     u32 reserved;
 };
 
-// Rows of x behind their prologue, in up to two forms.
-struct PackTo {
-    void* out;    // [rows, stride]
-    u32 stride;   // of a row, in numbers
-    u32 runs;     // of a unit of the weights that will read them: bf16 in the order of `packed_at`; 0: f32 as they are
-    u32 paired;
-    u32 n_groups; // or 0; of `pack` of `wide.h`, whose form it is then, `stride` numbers of a row in whole steps
-    u32 split;    // there: what rounding to bf16 leaves has a panel after it
-    u32 reserved;
-};
+// Rows of x after their prologue, in up to three forms.
 struct Pack {
-    const float* x; // [rows, k]
+    float* x;              // [rows, k]
+    const float* residual; // [rows, k], which is added to x, or null
     Prologue prologue;
-    PackTo to[2];   // the second may be null
+    PackTo to[3];          // the second and the third may be null
     u32 rows, k;
 };
 

@@ -14,6 +14,7 @@
 #include "cuda/kv.h"
 #include "cuda/async.h"
 #include "cuda/mma.h"
+#include "cuda/pack.h"
 #include "cuda/wgmma.h"
 
 #if HAS_WGMMA && KV_F16 && !V_IN_K && D_K % 64 == 0 && D_V % 64 == 0 && D_K <= 256 && D_V <= 256
@@ -286,6 +287,16 @@ KERNEL __launch_bounds__(WIDE_THREADS, 1) attention_wide(const __grid_constant__
             sum = sum * share + exp2_near(sink - now);
         }
         share /= sum;
+        // Where accumulators leave registers for it.
+        if (D_V <= 128 && a.packed.out) {
+            const u32 row = (u32)(at[i] / a.n_head), first = (u32)(at[i] % a.n_head) * D_V;
+#pragma unroll
+            for (int n = 0; n < D_V / 8; n++) {
+                put_two(a.packed, packed_eight(a.packed, row, first + 8 * n), row, first + 8 * n + lane % 4 * 2,
+                        acc[4 * n + 2 * i] * share, acc[4 * n + 2 * i + 1] * share);
+            }
+            continue;
+        }
         float* out = a.out + at[i] * D_V + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < D_V / 8; n++) {

@@ -4,7 +4,7 @@
 // what the products behind the next norm read (`columns.h`) where d is a multiple of 256.
 #include "cuda/columns.h"
 #include "cuda/common.h"
-#include "cuda/args.h"
+#include "cuda/pack.h"
 
 // Slots that a thread asks for at a time.
 #define SLOTS 8
@@ -166,13 +166,18 @@ KERNEL __launch_bounds__(256, 3) combine_listed(const __grid_constant__ Combine 
     if (!a.norm_w) return;
     const float r = 1.0f / sqrtf(block_sum(sum, scratch) / (float)a.d + a.eps);
     for (u32 at = i; at < a.d; at += 8 * blockDim.x) {
+        float y[8];
 #pragma unroll
         for (int h = 0; h < 8; h += 4) {
             const float4 w = *(const float4*)(a.norm_w + at + h);
             const float4 v = at == i ? make_float4(kept[h], kept[h + 1], kept[h + 2], kept[h + 3])
                                      : *(const float4*)(x + at + h);
-            *(float4*)(a.norm_out + row * a.d + at + h) = make_float4(v.x * r * w.x, v.y * r * w.y, v.z * r * w.z,
-                                                                      v.w * r * w.w);
+            y[h] = v.x * r * w.x, y[h + 1] = v.y * r * w.y, y[h + 2] = v.z * r * w.z, y[h + 3] = v.w * r * w.w;
+            *(float4*)(a.norm_out + row * a.d + at + h) = make_float4(y[h], y[h + 1], y[h + 2], y[h + 3]);
+        }
+#pragma unroll
+        for (int form = 0; form < 2; form++) {
+            if (a.packed[form].out) put_wide(a.packed[form], (u32)row, at, y);
         }
     }
 }

@@ -89,76 +89,63 @@ __device__ __forceinline__ void few_linear(const Linear& a, const Columns& colum
 // Rows of weights of a tile, and most tiles of a block (`few_launch.rs`).
 #define MMA_ROWS 16u
 #define MMA_TILES 3
-#define MMA_PAD 16u
 
-// Eight columns and rows of Q4_K, on tensor cores in integers: a warp takes every 16th unit of all rows, whose sums
-// meet at the end. Rows of weights, and columns, lie with what keeps them in different banks.
-__device__ __forceinline__ void few_linear_mma(const Linear& a, const Columns& columns, u32 block, u32 each) {
-    typedef q4_k_wide W;
-    constexpr u32 COLS = 8, WARPS = 16;
-    const u32 n = (u32)rows_of_parts(a), first = min(block * each, n), count = min(each, n - first);
-    const u32 row_bytes = a.k / W::BLOCK * W::BYTES, stride = row_bytes + MMA_PAD;
-    const u32 units = a.k / W::UNIT, runs = ((a.k + 15) / 16 + 31) / 32 * 32 + 1;
-    const FewShared s = few_shared<W>(shared, FEW_WARPS, COLS, runs + 1);
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    if (warp == 0) {
-        if (lane == 0) {
-            barrier_init(s.barriers, 1);
-            barrier_init(s.barriers + 8, 1);
-            fence_async();
-            barrier_expect(s.barriers, count * row_bytes);
-        }
-        __syncwarp();
-        for (u32 i = lane; i < count; i += 32) {
-            bulk_copy(s.at + i * stride, linear_row<W>(a, first + i).q, row_bytes, s.barriers);
-        }
-    }
-    const Staged<W, COLS> staged = {s.staged, runs};
-    few_ahead(a.prologue, a.k);
-    PDL_WAIT();
-    // Scales are copied in pieces of 16 bytes: an even number.
-    const u32 scale_runs = columns.of ? runs + 1 : runs;
-    if (columns.of) {
-        few_take(s, columns, a.rows, a.k, COLS, runs, scale_runs, s.barriers + 8);
-    } else {
-        float squares[COLS] = {};
-        staged.template spread<false>(a.x, a.k, a.prologue, a.rows, a.k, 0, squares);
-        if (a.prologue.kind == NORMED) few_squares(squares, s.squares);
-    }
-    __syncthreads();
-    if (columns.of) barrier_wait(s.barriers + 8, 0);
-    barrier_wait(s.barriers, 0);
+// What warps multiply on tensor cores: rows of weights, `stride` bytes apart, and staged columns, whose scales lie
+// `scale_runs` apart.
+template <int COLS>
+struct MmaBlock {
+    Staged<q4_k_wide, COLS> staged;
+    const u8* weights;
+    u32 stride, count, scale_runs;
 
-    float acc[MMA_TILES][4];
-#pragma unroll
-    for (int i = 0; i < 4 * MMA_TILES; i++) acc[i / 4][i % 4] = 0.0f;
-#pragma unroll 1
-    for (u32 unit = warp; unit < units; unit += WARPS) {
-        // Two groups of 32 values: two runs of column g, and scales and sums of columns 2t and 2t + 1.
+    // Four bytes of column g, of the run at that place.
+    __device__ __forceinline__ u32 x(u32 at) const {
+        const u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        return ((const u32*)(staged.words(0, g % COLS) + at))[t];
+    }
+    // The scale of a run of column 2t or 2t + 1, and its scaled sum.
+    __device__ __forceinline__ float2 scale(int col, u32 at) const {
+        return staged.scales(0)[(2 * (threadIdx.x % 4) + col) % COLS * scale_runs + at];
+    }
+    // Row g or g + 8 of a tile. Rows that are not there repeat the last one.
+    __device__ __forceinline__ const u8* row(int tile, int i) const {
+        return weights + min(tile * MMA_ROWS + 8 * i + threadIdx.x % 32 / 4, count - 1) * stride;
+    }
+};
+
+// Adds the products of a unit to the sums of its rows of weights and columns.
+template <class W>
+struct MmaUnit {
+    enum { IS = 0, UNIT = 0 };
+};
+template <>
+struct MmaUnit<q4_k_wide> {
+    enum { IS = 1, UNIT = 64 };
+    template <int COLS>
+    static __device__ __forceinline__ void add(const MmaBlock<COLS>& s, u32 unit, float (&acc)[MMA_TILES][4]) {
+        const u32 t = threadIdx.x % 4;
+        // Two groups of 32 values: two runs, and scales and sums of two columns.
         u32 x[2][2];
         float scale[2][2], total[2][2];
 #pragma unroll
         for (int group = 0; group < 2; group++) {
-            const u32 at = staged.slot(4 * unit + 2 * group);
-            x[group][0] = ((const u32*)(staged.words(0, g) + at))[t];
-            x[group][1] = ((const u32*)(staged.words(0, g) + (at ^ 1)))[t];
+            const u32 at = s.staged.slot(4 * unit + 2 * group);
+            x[group][0] = s.x(at);
+            x[group][1] = s.x(at ^ 1);
 #pragma unroll
             for (int col = 0; col < 2; col++) {
-                const float2* of_runs = staged.scales(0) + (2 * t + col) * scale_runs;
-                const float2 one = of_runs[at], two = of_runs[at ^ 1];
+                const float2 one = s.scale(col, at), two = s.scale(col, at ^ 1);
                 scale[group][col] = one.x;
                 total[group][col] = one.y + two.y;
             }
         }
 #pragma unroll
         for (int tile = 0; tile < MMA_TILES; tile++) {
-            if (tile * MMA_ROWS >= count) break;
+            if (tile * MMA_ROWS >= s.count) break;
             u32 q[4], scales[2], mins[2], head[2];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                // Rows that are not there repeat the last one.
-                const u32 row = min(tile * MMA_ROWS + 8 * i + g, count - 1);
-                const u8* from = s.weights + row * stride + unit / 4 * W::BYTES;
+                const u8* from = s.row(tile, i) + unit / 4 * q4_k_wide::BYTES;
                 const uint4 words = *(const uint4*)from;
                 const u32 rest[3] = {words.y, words.z, words.w};
                 head[i] = words.x;
@@ -187,12 +174,134 @@ __device__ __forceinline__ void few_linear_mma(const Linear& a, const Columns& c
             }
         }
     }
+};
+// A unit is half a block.
+template <>
+struct MmaUnit<struct q6_k> {
+    enum { IS = 1, UNIT = 128 };
+    template <int COLS>
+    static __device__ __forceinline__ void add(const MmaBlock<COLS>& s, u32 unit, float (&acc)[MMA_TILES][4]) {
+        const u32 t = threadIdx.x % 4, half = unit % 2;
+        // Every other block begins in the middle of a word.
+        const u32 at_block = unit / 2 * 210 / 4 * 4, shift = unit / 2 % 2 * 16;
+        const auto word = [&](const u8* from) {
+            return funnel(((const u32*)from)[0], ((const u32*)from)[1], shift);
+        };
+#pragma unroll
+        for (int tile = 0; tile < MMA_TILES; tile++) {
+            if (tile * MMA_ROWS >= s.count) break;
+            // Columns are read anew for each tile: they take more registers than there are.
+            u32 first_run = 8 * unit;
+            asm volatile("" : "+r"(first_run));
+            const u8* from[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) from[i] = s.row(tile, i) + at_block;
+            // Groups of 32 values whose low halves are in the same words: 0 and 64 of the half, then 32 and 96.
+#pragma unroll 1
+            for (u32 pair = 0; pair < 2; pair++) {
+                int sum[2][2][4] = {};
+#pragma unroll
+                for (int run = 0; run < 2; run++) {
+                    u32 low[2], high[2];
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        low[i] = word(from[i] + 64 * half + 32 * pair + 16 * run + 4 * t);
+                        high[i] = word(from[i] + 128 + 32 * half + 16 * run + 4 * t);
+                    }
+#pragma unroll
+                    for (int upper = 0; upper < 2; upper++) {
+                        const u32 group = 2 * upper + pair;
+                        u32 w[2];
+#pragma unroll
+                        for (int i = 0; i < 2; i++) {
+                            const u32 four = upper ? low[i] >> 2 : low[i] << 2;
+                            const u32 two = high[i] << (6 - 2 * group);
+                            w[i] = ((four & 0x3c3c3c3cu) | (two & 0xc0c0c0c0u)) ^ 0x80808080u;
+                        }
+                        mma_short(sum[upper][run], w[0], w[1], s.x(s.staged.slot(first_run + 2 * group) ^ run));
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const u8* rest = from[i] + shift / 8 + 192;
+                    // A quarter, since bytes are four times the values.
+                    const float d = 0.25f * float_of_f16(*(const u16*)(rest + 16));
+#pragma unroll
+                    for (int upper = 0; upper < 2; upper++) {
+                        const u32 both = *(const u16*)(rest + 8 * half + 4 * upper + 2 * pair);
+                        const int one = (i8)both, two = (i8)(both >> 8);
+#pragma unroll
+                        for (int col = 0; col < 2; col++) {
+                            const int total = sum[upper][0][2 * i + col] * one + sum[upper][1][2 * i + col] * two;
+                            const float scale = s.scale(col, s.staged.slot(first_run + 4 * upper + 2 * pair)).x;
+                            float& to = acc[tile][2 * i + col];
+                            to = fmaf(d * scale, (float)total, to);
+                        }
+                    }
+                }
+            }
+        }
+    }
+};
+
+// Four or eight columns, on tensor cores in integers: warps alternate in units of all rows, and their sums meet at the
+// end. Rows of weights, and columns, are padded into different banks. A product has eight columns: where there are
+// four, it has each twice.
+template <class W, int COLS>
+__device__ __forceinline__ void few_linear_mma(const Linear& a, const Columns& columns, u32 block, u32 each) {
+    const u32 warps = blockDim.x / 32;
+    const u32 n = (u32)rows_of_parts(a), first = min(block * each, n), count = min(each, n - first);
+    // An odd number of pieces of 16 bytes.
+    const u32 row_bytes = a.k / W::BLOCK * W::BYTES, stride = row_bytes | 16;
+    const u32 units = a.k / MmaUnit<W>::UNIT, runs = ((a.k + 15) / 16 + 31) / 32 * 32 + 1;
+    const FewShared s = few_shared<q4_k_wide>(shared, FEW_WARPS, COLS, runs + 1);
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    if (warp == 0) {
+        if (lane == 0) {
+            barrier_init(s.barriers, 1);
+            barrier_init(s.barriers + 8, 1);
+            fence_async();
+            barrier_expect(s.barriers, count * row_bytes);
+        }
+        __syncwarp();
+        for (u32 i = lane; i < count; i += 32) {
+            bulk_copy(s.at + i * stride, linear_row<W>(a, first + i).q, row_bytes, s.barriers);
+        }
+    }
+    const Staged<q4_k_wide, COLS> staged = {s.staged, runs};
+    few_ahead(a.prologue, a.k);
+    PDL_WAIT();
+    // Scales are copied in pieces of 16 bytes: an even number.
+    const u32 scale_runs = columns.of ? runs + 1 : runs;
+    if (columns.of) {
+        few_take(s, columns, a.rows, a.k, COLS, runs, scale_runs, s.barriers + 8);
+    } else if constexpr (COLS == 8) {
+        float squares[COLS] = {};
+        staged.template spread<false>(a.x, a.k, a.prologue, a.rows, a.k, 0, squares);
+        if (a.prologue.kind == NORMED) few_squares(squares, s.squares);
+    } else {
+        // As above, in fewer registers.
+        if (a.prologue.kind == NORMED) few_saw_nothing(s, COLS);
+        few_stage_rows<q4_k_wide, false>(
+            s, a.x, a.k, a.prologue, a.rows, COLS, a.k, threadIdx.x, blockDim.x,
+            [&](u32 col, u32 run, u32 half, const float (&v)[8]) { staged.put(col, run, half, v); });
+    }
+    __syncthreads();
+    if (columns.of) barrier_wait(s.barriers + 8, 0);
+    barrier_wait(s.barriers, 0);
+
+    const MmaBlock<COLS> all = {staged, s.weights, stride, count, scale_runs};
+    float acc[MMA_TILES][4];
+#pragma unroll
+    for (int i = 0; i < 4 * MMA_TILES; i++) acc[i / 4][i % 4] = 0.0f;
+#pragma unroll 1
+    for (u32 unit = warp; unit < units; unit += warps) MmaUnit<W>::add(all, unit, acc);
     // Sums of all warps go where weights are.
     __syncthreads();
-    float* sums = (float*)s.weights; // [WARPS, MMA_TILES * MMA_ROWS, COLS]
+    float* sums = (float*)s.weights; // [warps, MMA_TILES * MMA_ROWS, COLS]
 #pragma unroll
     for (int tile = 0; tile < MMA_TILES; tile++) {
-        if (tile * MMA_ROWS >= count) break;
+        if (tile * MMA_ROWS >= count || 2 * t >= COLS) break;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const u32 row = tile * MMA_ROWS + 8 * (i / 2) + g;
@@ -204,12 +313,12 @@ __device__ __forceinline__ void few_linear_mma(const Linear& a, const Columns& c
         const u32 row = i / COLS, col = i % COLS;
         if (col >= a.rows) continue;
         float sum = 0.0f, r = 1.0f;
-#pragma unroll
-        for (u32 w = 0; w < WARPS; w++) sum += sums[(w * MMA_TILES * MMA_ROWS + row) * COLS + col];
+#pragma unroll 4
+        for (u32 w = 0; w < warps; w++) sum += sums[(w * MMA_TILES * MMA_ROWS + row) * COLS + col];
         if (a.prologue.kind == NORMED) {
             float squares_of = 0.0f;
-#pragma unroll
-            for (u32 w = 0; w < WARPS; w++) squares_of += s.squares[FEW_WARPS * col + w];
+#pragma unroll 4
+            for (u32 w = 0; w < warps; w++) squares_of += s.squares[FEW_WARPS * col + w];
             r = rsqrtf(__fdividef(squares_of, (float)a.k) + a.prologue.eps);
         }
         linear_store(a, first + row, col, sum * r);
@@ -219,8 +328,9 @@ __device__ __forceinline__ void few_linear_mma(const Linear& a, const Columns& c
 // Which of both takes these columns.
 template <class T, int COLS, bool HAS_GATES>
 __device__ __forceinline__ void few_any(const Linear& a, const Columns& columns, u32 block, u32 each) {
-    if constexpr (COLS == 8 && !HAS_GATES && VecOf<typename VecOf<T>::type>::IS_GROUPED) {
-        few_linear_mma(a, columns, block, each);
+    typedef typename VecOf<T>::type W;
+    if constexpr (COLS >= 4 && !HAS_GATES && MmaUnit<W>::IS) {
+        few_linear_mma<W, COLS>(a, columns, block, each);
     } else {
         few_linear<T, COLS, HAS_GATES>(a, columns, block, each);
     }

@@ -1,11 +1,9 @@
 // pack: rows of x behind a norm or a gate, rounded to bf16 in the order in which products of 9 to 64 rows read them
-// (`batch.h`) or those of more (`wide.h`), or as f32. grid (rows), block 64..1024: a thread takes 8 values at a time.
-#include "cuda/batch_order.h"
+// (`batch.h`) or those of more (`wide.h`), or as f32; a residual is added to x first. grid (rows), block 64..1024: a
+// thread takes 8 values at a time.
 #include "cuda/common.h"
-#include "cuda/args.h"
 #include "cuda/load8.h"
-#include "cuda/mma.h"
-#include "cuda/tile.h"
+#include "cuda/pack.h"
 
 // Values `at .. at + 8`, zero behind the row's end.
 __device__ __forceinline__ void values(const Pack& a, const float* row, u32 at, float (&v)[8]) {
@@ -38,21 +36,6 @@ __device__ __forceinline__ void gate(const Prologue& p, u32 row, bool is_there, 
     }
 }
 
-// As `pack` of `wide.h`: eight values are half a run, whose words are in four pieces.
-__device__ __forceinline__ void put_wide(const PackTo& to, u32 row, u32 at, const float (&v)[8]) {
-    if (at >= to.stride) return;
-    // Both orders have the same chunks, and unit t of a chunk's four.
-    const u32 place = packed_at(at, to.runs, to.paired), chunk = place / 64, t = place % 32 / 8;
-    const u32 r8 = row % 8, panels = to.split ? 2 : 1;
-    u32* const out = (u32*)to.out + ((u64)chunk * panels * to.n_groups + row / 8) * 256 + 32 * r8 + t;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const u32 word = 4 * ((at % 16 / 2 + j) ^ r8), pair = bf16_pair(v[2 * j], v[2 * j + 1]);
-        out[word] = pair;
-        if (to.split) out[(u64)to.n_groups * 256 + word] = bf16_rest(v[2 * j], v[2 * j + 1], pair);
-    }
-}
-
 __device__ __forceinline__ void put(const PackTo& to, u32 row, u32 k, u32 at, const float (&v)[8]) {
     if (to.n_groups > 0) {
         put_wide(to, row, at, v);
@@ -81,22 +64,38 @@ KERNEL __launch_bounds__(1024) pack(const __grid_constant__ Pack a) {
     float w[8] = {};
     if (a.prologue.kind == NORMED) values(a, a.prologue.w, at, w);
     PDL_WAIT();
-    const float* x = a.x + (u64)row * a.k;
+    float* const x = a.x + (u64)row * a.k;
+    const float* const residual = a.residual ? a.residual + (u64)row * a.k : nullptr;
+    // A row and what is added to it are of multiples of 8 numbers.
+    const auto added = [&](u32 i, float (&v)[8]) {
+        values(a, x, i, v);
+        if (!residual || i >= a.k) return;
+        float y[8];
+        load8<8>(residual, true, a.k, i, y);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] += y[j];
+        *(float4*)(x + i) = make_float4(v[0], v[1], v[2], v[3]);
+        *(float4*)(x + i + 4) = make_float4(v[4], v[5], v[6], v[7]);
+    };
     float v[8], r = 1.0f;
-    values(a, x, at, v);
+    added(at, v);
     if (a.prologue.kind == NORMED) {
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < 8; i++) sum += v[i] * v[i];
         for (u32 more = at + 8 * blockDim.x; more < a.k; more += 8 * blockDim.x) {
             float u[8];
-            values(a, x, more, u);
+            added(more, u);
 #pragma unroll
             for (int i = 0; i < 8; i++) sum += u[i] * u[i];
         }
         r = 1.0f / sqrtf(block_sum(sum, scratch) / (float)a.k + a.prologue.eps);
     }
-    const u32 end = max(a.k, max(a.to[0].runs ? a.to[0].stride : 0, a.to[1].out && a.to[1].runs ? a.to[1].stride : 0));
+    u32 end = a.k;
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        if (a.to[i].out && a.to[i].runs) end = max(end, a.to[i].stride);
+    }
     // A block goes on as a whole, since lanes share heads.
     for (u32 first = 0; first < end; first += 8 * blockDim.x) {
         const u32 i = first + at;
@@ -111,6 +110,9 @@ KERNEL __launch_bounds__(1024) pack(const __grid_constant__ Pack a) {
             gate(a.prologue, row, i < a.k, i, v);
         }
         put(a.to[0], row, a.k, i, v);
-        if (a.to[1].out) put(a.to[1], row, a.k, i, v);
+#pragma unroll
+        for (int other = 1; other < 3; other++) {
+            if (a.to[other].out) put(a.to[other], row, a.k, i, v);
+        }
     }
 }

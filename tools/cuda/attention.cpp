@@ -81,6 +81,23 @@ static int test(const Case& of) {
     const u32 tokens = of.group < ROWS ? ROWS / of.group : 1, tiles = n_prompt / tokens + n_prompts;
     launch({of.n_kv, tiles, (of.group + ROWS - 1) / ROWS}, WIDE_THREADS, sizeof shared, attention_wide, a);
 
+#if WIDE
+    if (D_V <= 128 && !of.singles) {
+        // The same rows packed, in the order of units of one run.
+        const u32 n_groups = (rows + 7) / 8, width = n_head * D_V;
+        std::vector<u32> packed((size_t)n_groups * 8 * width / 2);
+        a.packed = {packed.data(), width, 1, 0, n_groups, 0, 0};
+        launch({of.n_kv, tiles, (of.group + ROWS - 1) / ROWS}, WIDE_THREADS, sizeof shared, attention_wide, a);
+        for (u32 row = 0; row < rows; row++) {
+            for (u32 i = 0; i < width; i += 2) {
+                const u32 word = packed_eight(a.packed, row, i / 8 * 8)[4 * (i % 16 / 2 ^ row % 8)];
+                const float* x = &out[(size_t)row * width + i];
+                if (word != bf16_pair(x[0], x[1])) return printf("  %s: packed otherwise\n", of.name), 1;
+            }
+        }
+    }
+#endif
+
     double worst = 0;
     for (const Chunk& c : chunks) {
         for (u32 t = 0; t < c.len; t++) {

@@ -32,7 +32,7 @@ static Array<u16> packed_rows(u32 rows, u32 k) { return Array<u16>((size_t)rows 
 
 static Array<u16> packed(const Array<float>& x, u32 rows, u32 k, Prologue p, Array<float>* as_f32 = nullptr) {
     Array<u16> out = packed_rows(rows, k);
-    Pack a = {x.data(), p, {{out.data(), stride_of<Type>(k), Type::RUNS, Type::PAIRED}}, rows, k};
+    Pack a = {(float*)x.data(), nullptr, p, {{out.data(), stride_of<Type>(k), Type::RUNS, Type::PAIRED}}, rows, k};
     if (as_f32) as_f32->assign(x.size(), NAN), a.to[1] = {as_f32->data(), k};
     launch({rows, 1, 1}, 64, 0, pack, a);
     return out;
@@ -169,8 +169,39 @@ static void test_experts(const char* name, ExpertsKernel first_kernel, ExpertsKe
     }
     c.x = again.data(), c.y = (const float*)rounded.data(), c.places = at.data();
     c.norm_w = norm.data(), c.norm_out = normed.data(), c.eps = 1e-5f;
+    // In two forms besides, which are those that `pack` makes of the rows, after a norm of what is added up there.
+    const u32 n_groups = (rows + 7) / 8;
+    std::vector<Array<u32>> forms(4, Array<u32>((size_t)n_groups * 4 * d * 2, 0x7fff7fff));
+    const auto form = [&](int i, u32 split) {
+        return PackTo{forms[i].data(), d, split ? 1 : Type::RUNS, split ? 0 : Type::PAIRED, n_groups, split, 0};
+    };
+    const bool is_whole = stride_of<Type>(d) == d;
+    if (is_whole) c.packed[0] = form(0, 0), c.packed[1] = form(1, 1);
     launch({rows, 1, 1}, 32, 0, combine_listed, c);
     check("listed, combined", again, want, TILE_LIMIT);
+    if (is_whole) {
+        Array<float> x = normals((size_t)rows * d), plain((size_t)rows * d, NAN), residual = again;
+        for (size_t i = 0; i < x.size(); i++) residual[i] -= x[i];
+        const Array<float> first = x;
+        Pack p = {x.data(), residual.data(), {norm.data(), nullptr, NORMED, 0, 0, 0, 1e-5f}, {}, rows, d};
+        p.to[0] = form(2, 0), p.to[1] = form(3, 1), p.to[2] = {plain.data(), d};
+        launch({rows, 1, 1}, 64, 0, pack, p);
+        for (size_t i = 0; i < x.size(); i++) {
+            failures += x[i] != first[i] + residual[i];
+            failures += !(fabsf(plain[i] - normed[i]) < 1e-5f * (1 + fabsf(plain[i])));
+        }
+        // Numbers that differ in their last bits may round to neighbors.
+        for (int split = 0; split < 2; split++) {
+            size_t apart = 0;
+            for (size_t i = 0; i < forms[split].size(); i++) {
+                const u32 a = forms[split][i], b = forms[2 + split][i];
+                apart += a != b;
+                if (!split) failures += abs((int)(a & 0xffff) - (int)(b & 0xffff)) > 1;
+            }
+            failures += !split && apart > x.size() / 50;
+            failures += split && apart == forms[split].size();
+        }
+    }
     for (u32 t = 0; t < rows; t++) {
         double squares = 0;
         for (u32 i = 0; i < d; i++) squares += want[(size_t)t * d + i] * want[(size_t)t * d + i];

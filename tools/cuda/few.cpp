@@ -798,6 +798,8 @@ int main() {
             test_few_experts_rows(3, 2048, 512, true, 50, 2, 16);
             test_few_linear("few, 4 gated norm", few_gated4, 4, 2048, 9,
                             {nullptr, nullptr, GATED_NORM, 128, 128, 2048}, false, 9, 640);
+            test_few_linear("few, 4 columns", few_linear4, 4, 2048, 70, {nullptr, nullptr, NORMED}, true, 41, 640);
+            test_few_linear("few, 8 columns", few_linear8, 6, 512, 50, {}, true, 48, 512);
             test_few_linear("few, 3 packed", few_linear4, 3, 2048, 21, {nullptr, nullptr, NORMED}, true, 11, 640, true);
         }
     }

@@ -19,15 +19,16 @@ pub fn extents(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<Extents
     let Some((&k, outer)) = decl.shape.split_last() else { return Err(error("has no axes".into())) };
     let n_stack = if outer.len() > 1 { outer[0] } else { 1 };
     let n_rows = outer.iter().product::<usize>() / n_stack.max(1); // of one matrix
-    let row_bytes = decl.dtype.plane_bytes(k).ok_or_else(|| error("rows are not whole blocks".into()))?;
+    let dtype = decl.stored();
+    let row_bytes = dtype.plane_bytes(k).ok_or_else(|| error("rows are not whole blocks".into()))?;
     let rows = |tensor: &str, first: usize, n: usize| {
         let info = checkpoint.tensor(tensor).ok_or_else(|| error(format!("the checkpoint lacks {tensor}")))?;
         let all = info.extents();
         // Plain numbers have no blocks: their rows may be cut anew (`[n, 1, k]` for `[n, k]`).
-        let same = info.dtype == decl.dtype && (info.shape.last() == Some(&k) || decl.dtype.block_len() == 1);
+        let same = info.dtype == dtype && (info.shape.last() == Some(&k) || dtype.block_len() == 1);
         match first.checked_add(n).and_then(|end| all.rows(row_bytes, first..end)) {
             Some(rows) if same => Ok((rows.len() == all.len(), rows, info)),
-            _ => Err(error(format!("the plan wants {} {:?}, {}", decl.dtype, decl.shape, describe(tensor, info)))),
+            _ => Err(error(format!("the plan wants {dtype} {:?}, {}", decl.shape, describe(tensor, info)))),
         }
     };
     match &decl.source {
@@ -35,7 +36,7 @@ pub fn extents(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<Extents
             let (is_whole, rows, info) = rows(tensor, 0, n_stack * n_rows)?;
             if !is_whole {
                 let held = describe(tensor, info);
-                return Err(error(format!("the plan wants {} {:?}, {held}", decl.dtype, decl.shape)));
+                return Err(error(format!("the plan wants {dtype} {:?}, {held}", decl.shape)));
             }
             // The rows are all there, so each matrix of them is.
             Ok((0..n_stack).filter_map(|i| rows.rows(row_bytes, i * n_rows..(i + 1) * n_rows)).collect())
@@ -71,7 +72,7 @@ pub fn slabs<'a>(checkpoint: &'a Checkpoint, decl: &WeightDecl) -> Result<Vec<Pl
     extents(checkpoint, decl)?.iter().map(planes).collect()
 }
 
-/// A vector as f32, whatever its type; read from the file, mapped or not.
+/// A vector, or a matrix to be read as floats, as f32, whatever its type; read from the file, mapped or not.
 ///
 /// # Errors
 /// As [`extents`], and when the file cannot be read.
@@ -94,14 +95,14 @@ pub fn vector(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<f32>, Co
     Ok(decode(decl, &slabs.collect::<Vec<_>>()))
 }
 
-/// A vector as f32, of rows that [`slabs`] has found.
+/// The same of rows that [`slabs`] has found.
 pub fn decode(decl: &WeightDecl, slabs: &[Planes]) -> Vec<f32> {
     let mut values = vec![0.0; decl.n_values()];
     let k = decl.shape.last().copied().unwrap_or(0).max(1);
-    let row_bytes = decl.dtype.plane_bytes(k).unwrap_or_default();
+    let row_bytes = decl.stored().plane_bytes(k).unwrap_or_default();
     let n_rows = values.len() / k / slabs.len().max(1); // of one slab
     for (i, out) in values.chunks_exact_mut(k).enumerate() {
-        quant::decode_row(decl.dtype, slabs[i / n_rows].row(row_bytes, i % n_rows), out);
+        quant::decode_row(decl.stored(), slabs[i / n_rows].row(row_bytes, i % n_rows), out);
     }
     decl.read.apply(&mut values);
     values

@@ -126,7 +126,7 @@ pub struct BufDecl {
 pub struct WeightDecl {
     /// Name for people, GGUF's for every file kind: e.g. `blk.3.ffn_up_exps.weight`.
     pub name: String,
-    /// Type in the checkpoint.
+    /// Type that is computed with: the checkpoint's, but with [`Read::Floats`].
     pub dtype: WeightType,
     /// Shape, slowest axis first.
     pub shape: Vec<usize>,
@@ -136,6 +136,16 @@ pub struct WeightDecl {
     pub read: Read,
     /// Whether its bytes lie in no file but are computed when they are read: it can be copied, and not mapped.
     pub is_repacked: bool,
+}
+
+impl WeightDecl {
+    /// Returns its type in the checkpoint.
+    pub fn stored(&self) -> WeightType {
+        match self.read {
+            Read::Floats(stored) => stored,
+            Read::Plain | Read::OnePlus | Read::NegExp | Read::Exp | Read::Neg => self.dtype,
+        }
+    }
 }
 
 /// Where the rows of a weight lie in the checkpoint.
@@ -168,7 +178,8 @@ pub struct Slab {
     pub first_row: usize,
 }
 
-/// Transformation of the stored numbers of a vector or of decay rates. Other matrices are always [`Read::Plain`].
+/// Transformation of the stored numbers of a vector or of decay rates. Architectures read other matrices as they are,
+/// [`Read::Plain`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
     /// `w`.
@@ -181,13 +192,15 @@ pub enum Read {
     Exp,
     /// `-w`: means that are taken away.
     Neg,
+    /// `w` as f32, of a matrix that is stored in this type.
+    Floats(WeightType),
 }
 
 impl Read {
     /// Applies it to decoded numbers, in place.
     pub fn apply(self, values: &mut [f32]) {
         match self {
-            Read::Plain => {}
+            Read::Plain | Read::Floats(_) => {}
             Read::OnePlus => values.iter_mut().for_each(|v| *v += 1.0),
             Read::Neg => values.iter_mut().for_each(|v| *v = -*v),
             Read::Exp => values.iter_mut().for_each(|v| *v = libm::exp(f64::from(*v)) as f32),

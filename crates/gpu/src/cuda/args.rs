@@ -92,16 +92,16 @@ args! {
         step: Step, k: Ptr, v: Ptr, k_out: Ptr, v_out: Ptr, n_kv: u32, d_k: u32, d_v: u32, window: u32, windowed: u32,
         singles: u32,
     }
-    struct Attention: 160 {
+    struct Attention: 192 {
         step: Step, q: Ptr, k_cache: Ptr, v_cache: Ptr, sinks: Ptr, out: Ptr, partial: Ptr, ends: Ptr,
         rows: u32, n_head: u32, n_kv: u32, n_splits: u32, window: u32, windowed: u32, scale: f32, softcap: f32,
-        singles: u32, reach: u32,
+        singles: u32, reach: u32, packed: PackTo,
     }
     struct Choose: 128 {
         step: Step, q: Ptr, weights: Ptr, k_cache: Ptr, ranks: Ptr, out: Ptr, first: u32, n_tokens: u32, n_head: u32,
         n: u32, stride: u32, per: u32,
     }
-    struct AttentionChosen: 176 { op: Attention, chosen: Ptr, n: u32, reserved: u32 }
+    struct AttentionChosen: 208 { op: Attention, chosen: Ptr, n: u32, reserved: u32 }
     struct CausalConv: 120 {
         step: Step, x: Ptr, w: Ptr, bias: Ptr, state: Ptr, out: Ptr, state_len: u64, d: u32, silu: u32,
     }
@@ -135,9 +135,10 @@ args! {
         step: Step, x: Ptr, w: Ptr, state: Ptr, q: Ptr, k: Ptr, v: Ptr, gates: DecayBeta, state_len: u64,
         d: u32, n_k_head: u32, n_v_head: u32, d_k: u32, d_v: u32, q_scale: f32, k_scale: f32, eps: f32,
     }
-    struct Combine: 112 {
+    struct Combine: 176 {
         x: Ptr, y: Ptr, weights: Ptr, norm_w: Ptr, norm_out: Ptr, shared_y: Ptr, share: Ptr, rows: u32, n_used: u32,
         d: u32, add: u32, eps: f32, reserved: u32, next_w: Ptr, columns: Ptr, squares: Ptr, places: Ptr,
+        packed: [PackTo; 2],
     }
     struct AllReduce: 136 {
         x: Ptr, parts: [Ptr; 8], n: u64, part: u32, n_parts: u32, rooms: [u32; 2], residual: Ptr, norm_w: Ptr,
@@ -175,7 +176,7 @@ args! {
     struct PackTo: 32 {
         out: Ptr, stride: u32, runs: u32, paired: u32, n_groups: u32, split: u32, reserved: u32,
     }
-    struct Pack: 120 { x: Ptr, prologue: Prologue, to: [PackTo; 2], rows: u32, k: u32 }
+    struct Pack: 160 { x: Ptr, residual: Ptr, prologue: Prologue, to: [PackTo; 3], rows: u32, k: u32 }
     struct Batched: 16 { x: Ptr, stride: u32, n_split: u32 }
     struct BatchLinear: 272 { op: Linear, columns: Batched }
     struct BatchGatedLinear: 144 { op: GatedLinear, columns: Batched }

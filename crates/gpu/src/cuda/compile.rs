@@ -210,10 +210,12 @@ pub fn lay<'a>(
     let device = few_launch::Device { sms: context.sms, max_shared: context.max_shared };
     let device = few_launch::fits(context.arch).then_some(device);
     few::mark_summed(plan, &mut of_ops);
+    few::mark_multiplied(plan, &mut of_ops);
     few::mark_added(plan, &mut of_ops);
     let mut head_ops = |head: &Plan| {
         let mut ops = head.ops.iter().map(|op| lower.op(op)).collect::<Result<Vec<_>, _>>()?;
         few::mark_summed(head, &mut ops);
+        few::mark_multiplied(head, &mut ops);
         Ok::<_, CompileError>(ops)
     };
     let head_ops = head_plan.as_ref().map(&mut head_ops).transpose()?;

@@ -127,24 +127,30 @@ fn whole_row(w: WeightType, k: usize) -> Option<usize> {
     row_bytes(w, k).filter(|bytes| fits && bytes.is_multiple_of(16))
 }
 
-/// Most rows of weights of a block that meet eight columns on tensor cores.
+/// Most rows of weights of a block that meet columns on tensor cores.
 const MMA_ROWS: usize = 48;
 
-/// Bytes of shared memory for `each` rows of weights of `row` bytes where they meet `cols` columns. Those that meet
-/// eight columns on tensor cores lie apart, of a number of rows that sums of all warps have room for.
-fn weights(w: WeightType, cols: usize, has_gate: bool, each: usize, row: usize) -> Option<usize> {
-    /// Bytes between rows, room for sums, and for columns that lie apart.
-    const MMA: [usize; 3] = [16, 16 * MMA_ROWS * 8 * 4, 2 * 24 * 8];
-    if w != WeightType::Q4_K || cols != 8 || has_gate {
-        return Some(each * row);
-    }
-    (each <= MMA_ROWS).then(|| (each * (row + MMA[0])).max(MMA[1]) + MMA[2])
+/// Whether rows of weights meet `cols` columns on tensor cores.
+fn is_mma(w: WeightType, cols: usize, has_gate: bool) -> bool {
+    matches!(w, WeightType::Q4_K | WeightType::Q6_K) && cols >= 4 && !has_gate
 }
 
-/// Most waves of blocks that meet eight columns on tensor cores.
+/// Bytes of shared memory for `each` rows of weights of `row` bytes where they meet `cols` columns. Those that meet
+/// them on tensor cores lie apart, of a number of rows that sums of all warps have room for.
+fn weights(w: WeightType, cols: usize, has_gate: bool, each: usize, row: usize) -> Option<usize> {
+    /// Bytes for a column that lies apart.
+    const APART: usize = 2 * 24;
+    if !is_mma(w, cols, has_gate) {
+        return Some(each * row);
+    }
+    // Blocks of eight columns have 16 warps.
+    let sums = if cols <= PAIRED_COLS { FEW_WARPS } else { 16 } * MMA_ROWS * cols * 4;
+    (each <= MMA_ROWS).then(|| (each * (row | 16)).max(sums) + APART * cols)
+}
+
+/// Most waves of blocks that meet columns on tensor cores.
 fn waves_of(w: WeightType, cols: usize, has_gate: bool) -> usize {
-    let is_mma = w == WeightType::Q4_K && cols == 8 && !has_gate;
-    if is_mma { 4 } else { 1 }
+    if is_mma(w, cols, has_gate) { 4 } else { 1 }
 }
 
 /// Most columns of kernels whose registers let two launches share a multiprocessor.
@@ -282,13 +288,12 @@ pub fn pair(
     // Blocks by bytes, since these are also the work, but for rows on tensor cores, which take little: one for each
     // multiprocessor, or two where these are too long.
     let total = n[0] * row[0] + n[1] * row[1];
+    let are_mma = w.map(|w| is_mma(w, cols, false));
+    let least = [0, 1].map(|i| if are_mma[i] { n[i].div_ceil(MMA_ROWS) } else { 1 });
     let of = |waves: usize| {
         let all = waves * device.sms;
-        let b = match weights(w[0], cols, false, 1, 16) {
-            Some(16) => n[1] * row[1] * all / total,
-            _ => all.saturating_sub(n[0].div_ceil(MMA_ROWS)),
-        };
-        let b = b.clamp(1, all.saturating_sub(1).max(1));
+        let most = all.checked_sub(least[0]).filter(|most| *most >= least[1])?;
+        let b = if are_mma == [true, false] { most } else { (n[1] * row[1] * all / total).clamp(least[1], most) };
         let blocks = [all.saturating_sub(b).max(1), b];
         let each = [0, 1].map(|i| n[i].div_ceil(blocks[i]).max(1));
         let counts = [0, 1].map(|i| n[i].div_ceil(each[i]) as u32);
@@ -485,7 +490,7 @@ mod tests {
         // Blocks that do not fit at once, and too few of them.
         assert_eq!((routed(2880), routed(1024)), (None, None));
         let (of_pair, blocks, each) = pair([q4, q6], 8, 2048, [4608, 512], H200, Half::Shared).unwrap();
-        assert_eq!((of_pair.entry, of_pair.grid, blocks, each), ("few_pair8", [131, 1, 1], 96, [48, 15]));
+        assert_eq!((of_pair.entry, of_pair.grid, blocks, each), ("few_pair8", [131, 1, 1], 113, [41, 29]));
         // Eight columns: rows lie apart.
         let (eight, each) = linear(q4, 8, 4096, 2048, false, H200, Half::Shared).unwrap();
         assert_eq!((eight.entry, eight.grid, eight.shared, each), ("few_linear8", [128, 1, 1], 87_616, 16));

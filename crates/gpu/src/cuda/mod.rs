@@ -143,7 +143,10 @@ impl Backend for Cuda {
     }
 
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
-        Ok(plan.rewrite(passes::fuse)?)
+        Ok(plan.rewrite(|plan| {
+            passes::fuse(plan);
+            passes::routers_as_floats(plan);
+        })?)
     }
 
     fn footprint(&self, plan: &ValidPlan, limits: Limits) -> Footprint {

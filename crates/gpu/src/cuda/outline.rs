@@ -6,7 +6,7 @@ use checkpoint::Checkpoint;
 use model::plan::{Plan, Weight};
 
 use super::driver::{Context, Module, Ptr, Stream};
-use super::encode::{Encoder, Kernels};
+use super::encode::{Ahead, Encoder, Kernels};
 use super::few_launch::Half;
 use super::lists::list;
 use super::nodes::{ATTEND_PAGES, Link, MAX_SPLITS, Mat, Node};
@@ -149,6 +149,8 @@ impl<'a> Outline<'a> {
             normed: None,
             listed: None,
             is_plain: false,
+            next: &[],
+            ahead: Ahead::default(),
         };
         let failed = |e: super::driver::DriverError| CompileError::Start { what: "a step".into(), why: e.to_string() };
         let take = || {
@@ -166,10 +168,11 @@ impl<'a> Outline<'a> {
         let lists = &self.laid.lists;
         let nodes = lists.nodes(list(counts, len, has_drafts, lists));
         let mut layer = None;
-        for node in nodes {
+        for (i, node) in nodes.iter().enumerate() {
             if let Some(found) = matrices(node).iter().find_map(|w| self.layers.get(&w.data.q)) {
                 layer = *found;
             }
+            encoder.next = &nodes[i + 1..];
             encoder.node(node).map_err(failed)?;
             let (name, bytes) = node.describe();
             lines.push(Line { layer, name, bytes, launches: take() });

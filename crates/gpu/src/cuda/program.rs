@@ -12,7 +12,7 @@ use model::plan::Buf;
 use super::args;
 use super::drafts::Slots;
 use super::driver::{Context, DriverError, Graph, Memory, Pinned, Stream};
-use super::encode::{Encoder, Kernels, RopeView, Scratch};
+use super::encode::{Ahead, Encoder, Kernels, RopeView, Scratch};
 use super::few_launch::Half;
 use super::gate::Gate;
 use super::handover::{self, Lane};
@@ -375,6 +375,8 @@ impl CudaProgram {
             normed: None,
             listed: None,
             is_plain: false,
+            next: &[],
+            ahead: Ahead::default(),
         }
     }
 
@@ -393,6 +395,7 @@ impl CudaProgram {
         };
         let end = cuts.get(part).copied().unwrap_or(nodes.len());
         for (i, node) in nodes.iter().enumerate().take(end).skip(first) {
+            encoder.next = nodes.get(i + 1..end).unwrap_or_default();
             encoder.node(node)?;
             self.mark(i + 1)?;
             if let (Some(route), Some((trace, _)), true) = (node.route(), &self.trace, self.traces_step()) {
@@ -782,6 +785,10 @@ impl Drafts for CudaProgram {
 
     fn is_settled(&mut self) -> bool {
         self.is_settled
+    }
+
+    fn takes_places(&self) -> bool {
+        true
     }
 }
 

@@ -28,6 +28,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("cuda/linear.h", include_str!("../../kernels/cuda/linear.h")),
     ("cuda/load8.h", include_str!("../../kernels/cuda/load8.h")),
     ("cuda/mma.h", include_str!("../../kernels/cuda/mma.h")),
+    ("cuda/pack.h", include_str!("../../kernels/cuda/pack.h")),
     ("cuda/q4_k_batch.h", include_str!("../../kernels/cuda/q4_k_batch.h")),
     ("cuda/batch_of.h", include_str!("../../kernels/cuda/batch_of.h")),
     ("cuda/q4_k_wide.h", include_str!("../../kernels/cuda/q4_k_wide.h")),

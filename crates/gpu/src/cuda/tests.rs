@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use model::plan::CacheDecl;
+use model::plan::{CacheDecl, Op};
 use quant::act::ActKind;
 use quant::{Affine, ScaleType, WeightType};
 
@@ -301,6 +301,27 @@ fn kernels_of_step(model: &str, arch: u32, (n_chunks, len, pages): (usize, usize
     let n_layers = plan.layers.iter().flatten().max().unwrap() + 1;
     let of = |layer| lines.iter().filter(move |line| line.layer == Some(layer)).flat_map(|line| &line.launches);
     (0..n_layers).map(|layer| of(layer).map(|launch| launch.kernel).collect()).collect()
+}
+
+/// Routers are computed in f32 whatever their files have, with a shared expert's gate next to them.
+#[test]
+fn routers_are_floats() {
+    for model in ["gptoss/hf", "gemma4/hf", "published/olmoe"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../conformance/tests/data").join(model);
+        let checkpoint = checkpoint::open(&path).unwrap();
+        let plan = Cuda::default().lower(model::build(&checkpoint).unwrap()).unwrap();
+        let is_router = |buf| plan.ops.iter().any(|op| matches!(op, Op::Route { logits, .. } if *logits == buf));
+        let mut n_routers = 0;
+        for op in &plan.ops {
+            let Op::Linear { parts, .. } = op else { continue };
+            let Some(of_router) = parts.iter().find(|part| is_router(part.out)) else { continue };
+            let decl = plan.weight(of_router.w);
+            assert_ne!(decl.stored(), WeightType::F32, "{model}");
+            assert!(parts.iter().all(|part| plan.weight(part.w).dtype == WeightType::F32), "{model}");
+            n_routers += 1;
+        }
+        assert!(n_routers > 0, "{model}");
+    }
 }
 
 /// Latent attention is five launches, and routed experts with a shared one three.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use checkpoint::{Checkpoint, Extent, Extents};
-use model::plan::{Plan, Source, Weight, WeightDecl};
+use model::plan::{Plan, Read, Source, Weight, WeightDecl};
 use quant::WeightType;
 
 use super::args::Matrix;
@@ -40,6 +40,11 @@ enum Bytes<'a> {
 }
 
 impl Bytes<'_> {
+    /// A plane that is not there.
+    fn none() -> Self {
+        Bytes::Memory(Cow::Borrowed(&[]))
+    }
+
     fn len(&self) -> usize {
         match self {
             Bytes::Memory(bytes) => bytes.len(),
@@ -185,11 +190,16 @@ fn copy<'a>(
 
 /// The planes of each matrix of a weight.
 fn slabs<'a>(checkpoint: &'a Checkpoint, decl: &WeightDecl) -> Result<Vec<[Bytes<'a>; 3]>, CompileError> {
+    if let Read::Floats(_) = decl.read {
+        let values = weights::vector(checkpoint, decl)?;
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        return Ok(vec![[Bytes::Memory(Cow::Owned(bytes)), Bytes::none(), Bytes::none()]]);
+    }
     if decl.is_repacked {
         let planes = |Extents { q, scales, biases }: Extents| {
             let plane = |extent: Option<Extent>| match extent {
                 Some(extent) => Bytes::Repacked(checkpoint, extent),
-                None => Bytes::Memory(Cow::Borrowed(&[][..])),
+                None => Bytes::none(),
             };
             [plane(Some(q)), plane(scales), plane(biases)]
         };

@@ -3,7 +3,9 @@
 //! Architectures write plain ops; a pass finds a pattern of adjacent ops. The numbers are bit-identical on a backend
 //! that computes both forms by the same rules.
 
-use super::{Access, Buf, DraftHead, Norm, Op, Plan, Rows};
+use quant::WeightType;
+
+use super::{Access, Buf, DraftHead, Norm, Op, Plan, Read, Rows, Weight};
 
 /// All passes, in the required order.
 pub fn fuse(plan: &mut Plan) {
@@ -18,6 +20,32 @@ fn fuse_ops(plan: &mut Plan) {
     join_linears(plan);
     norm_after_add(plan);
     norm_after_combine(plan);
+}
+
+/// Lets the matrices of routers, with rows that share their launch, be read as f32, for backends that compute others in
+/// fewer bits: what is rounded there chooses other experts.
+pub fn routers_as_floats(plan: &mut Plan) {
+    float_routers(plan);
+    with_draft(plan, float_routers);
+}
+
+fn float_routers(plan: &mut Plan) {
+    let routers = plan.ops.iter().filter_map(|op| match op {
+        Op::Route { logits, .. } => Some(*logits),
+        _ => None,
+    });
+    let routers: Vec<Buf> = routers.collect();
+    for i in 0..plan.ops.len() {
+        let Op::Linear { parts, .. } = &plan.ops[i] else { continue };
+        let Some(n) = parts.iter().find(|p| routers.contains(&p.out)).map(|p| plan.buf(p.out).width) else { continue };
+        let small: Vec<Weight> = parts.iter().filter(|p| plan.buf(p.out).width <= n).map(|p| p.w).collect();
+        for w in small {
+            let decl = &mut plan.weights[w.0 as usize];
+            if decl.dtype != WeightType::F32 && decl.read == Read::Plain && !decl.is_repacked {
+                (decl.read, decl.dtype) = (Read::Floats(decl.dtype), WeightType::F32);
+            }
+        }
+    }
 }
 
 /// Applies a pass to the ops of the draft head, as if they were the model's.

@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 pub struct DraftArgs {
     /// What drafts the next tokens of an answer: one step verifies several, and the answer stays the same. It pays off
     /// where drafts are right often and a step of several tokens costs little more than one. FILE, a model's file,
-    /// folder or name as -m takes it, is a smaller model with the same vocabulary that drafts, as many as pay (CPU)
+    /// folder or name as -m takes it, is a smaller model with the same vocabulary that drafts, as many as pay
     #[arg(
         long, value_parser = DraftParser, value_name = "off|auto|ngram|mtp|FILE", default_value = "off",
         help_heading = "Engine"

@@ -90,12 +90,7 @@ impl Model {
     /// # Errors
     /// As [`Model::drafting`].
     pub fn drafting_for(self, setup: &EngineSetup) -> Result<Model> {
-        match (setup.kind(), setup.head()) {
-            // A head's steps take no images' places there: it drafts for a model of text, or not at all.
-            (Chosen::Cuda, DraftArg::Auto) if self.sight.is_some() => Ok(self),
-            (Chosen::Cuda, DraftArg::Mtp) => Model { sight: None, ..self }.drafting(DraftArg::Mtp),
-            (_, draft) => self.drafting(draft),
-        }
+        self.drafting(setup.head())
     }
 }
 

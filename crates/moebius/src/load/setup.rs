@@ -102,10 +102,10 @@ impl EngineSetup {
                 !is_metal || plan.states.is_empty(),
                 "--draft ngram requires --backend cpu or cuda for this model, which has recurrent states"
             ),
-            DraftArg::Model(_) => ensure!(
-                matches!(self.kind(), Chosen::Cpu | Chosen::Reference),
-                "--draft FILE requires --backend cpu or reference"
-            ),
+            DraftArg::Model(_) => {
+                ensure!(!is_metal, "--draft FILE requires --backend cpu or cuda");
+                ensure!(!is_parted, "--draft FILE requires one device, without --devices");
+            }
             DraftArg::Off | DraftArg::Auto => {}
         }
         Ok(())
@@ -434,7 +434,8 @@ impl EngineSetup {
 
     /// Returns the memory that the backend may take: the host's, or the device's.
     fn budget(&self, plan: &ValidPlan) -> Budget {
-        let [host, gpu] = self.encoder.on(self.kind());
+        let [host, encoder] = self.encoder.on(self.kind());
+        let gpu = encoder + self.draft_bytes;
         let rest = |free: Option<usize>| Budget::Free(free.map(|free| free.saturating_sub(gpu)));
         match (self.kind(), self.step.memory) {
             (Chosen::Metal, None) => {

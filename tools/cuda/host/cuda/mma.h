@@ -76,6 +76,16 @@ inline void mma_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b
         }
     }
 }
+inline void mma_short(int (&c)[4], u32 a0, u32 a1, u32 b0) {
+    const auto all = emulate::exchange<3>({a0, a1, b0});
+    const u32 g = emulate::now % 32 / 4, t = emulate::now % 4;
+    for (u32 i = 0; i < 4; i++) {
+        for (u32 k = 0; k < 16; k++) {
+            const u32 a = all[4 * g + k / 4][i / 2], b = all[4 * (2 * t + i % 2) + k / 4][2];
+            c[i] += (int)(i8)(a >> (8 * (k % 4))) * (int)(i8)(b >> (8 * (k % 4)));
+        }
+    }
+}
 inline void mma_bytes_of(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     c[0] = c[1] = c[2] = c[3] = 0;
     mma_bytes(c, a[0], a[1], a[2], a[3], b0, b1);

@@ -76,10 +76,18 @@ impl Encoder<'_> {
         if let Some(tile) = tile.filter(|_| prompts > 0 && n_prompt >= 16 * prompts) {
             let attend = node.singles().filter(|_| node.singles.is_some_and(|of| singles <= of.most));
             self.widen(node, if attend.is_some() { singles } else { 0 })?;
-            let args = self.attention_args(node, n_chunks, singles);
+            let mut args = self.attention_args(node, n_chunks, singles);
+            // All rows are its own, and nothing else reads them.
+            let is_packed =
+                node.is_multiplied && singles == 0 && tile.entry == "attention_wide" && node.cache.d_v <= 128;
+            let forms = self.forms_ahead(&node.out).filter(|forms| is_packed && forms[1].out == 0);
+            if let Some(forms) = forms {
+                args.packed = forms[0];
+            }
             let grid = [node.cache.n_kv, n_prompt / tile.tokens + prompts, tile.heads].map(|n| n as u32);
             let (entry, block, shared) = (tile.entry, tile.block as u32, tile.shared as u32);
             self.run(tile.module, Launch { entry, grid, block, shared }, &args)?;
+            self.set_ahead(node.out.ptr, forms.unwrap_or_default());
             return match attend {
                 _ if singles == 0 => Ok(()),
                 Some(attend) => {
@@ -142,6 +150,7 @@ impl Encoder<'_> {
             softcap: node.softcap,
             singles: singles as u32,
             reach: node.reach as u32,
+            packed: args::PackTo::default(),
         }
     }
 }

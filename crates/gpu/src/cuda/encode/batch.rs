@@ -118,7 +118,7 @@ impl Encoder<'_> {
         let BatchScratch { x: first, x_bytes, .. } = self.scratch.batch;
         self.normed = None;
         let mut columns = [args::Batched::default(); 2];
-        let mut to = [args::PackTo::default(); 2];
+        let mut to = [args::PackTo::default(); 3];
         let mut n = 0;
         for (i, &order) in orders.iter().enumerate() {
             if i > 0 && order == orders[0] {
@@ -137,7 +137,7 @@ impl Encoder<'_> {
             columns[i] = args::Batched { x: out, stride, n_split: 1 };
             n += 1;
         }
-        let args = args::Pack { x, prologue, to, rows: rows as u32, k: k as u32 };
+        let args = args::Pack { x, residual: 0, prologue, to, rows: rows as u32, k: k as u32 };
         self.run(Modules::PACK, batch::pack(rows, k), &args)?;
         Ok(columns)
     }
@@ -153,7 +153,7 @@ impl Encoder<'_> {
         types: &[WeightType],
     ) -> Result<Option<[Ptr; 2]>, DriverError> {
         let (mut at, end) = (self.scratch.packed, self.scratch.packed + self.scratch.packed_bytes as Ptr);
-        let (mut places, mut to) = ([0; 2], [args::PackTo::default(); 2]);
+        let (mut places, mut to) = ([0; 2], [args::PackTo::default(); 3]);
         for (i, &w) in types.iter().enumerate() {
             let order = Order::of_units(w);
             let (stride, runs, paired) = (order.stride(k) as u32, order.runs as u32, u32::from(order.is_paired));
@@ -170,7 +170,7 @@ impl Encoder<'_> {
             to[1] = args::PackTo { out, stride: k as u32, ..Default::default() };
             self.normed = (prologue.kind == few::NORMED).then_some((x, prologue.w));
         }
-        let args = args::Pack { x, prologue, to, rows: rows as u32, k: k as u32 };
+        let args = args::Pack { x, residual: 0, prologue, to, rows: rows as u32, k: k as u32 };
         self.run(Modules::PACK, batch::pack(rows, k), &args)?;
         Ok(Some(places))
     }
@@ -178,8 +178,9 @@ impl Encoder<'_> {
     /// Rows behind their prologue, in f32, for products without these kernels.
     fn unfold(&mut self, x: Ptr, prologue: args::Prologue, rows: usize, k: usize) -> Result<Ptr, DriverError> {
         let out = self.scratch.batch.x;
-        let to = [args::PackTo { out, stride: k as u32, ..Default::default() }, Default::default()];
-        let args = args::Pack { x, prologue, to, rows: rows as u32, k: k as u32 };
+        let plain = args::PackTo { out, stride: k as u32, ..Default::default() };
+        let to = [plain, Default::default(), Default::default()];
+        let args = args::Pack { x, residual: 0, prologue, to, rows: rows as u32, k: k as u32 };
         self.run(Modules::PACK, batch::pack(rows, k), &args)?;
         Ok(out)
     }

@@ -3,6 +3,7 @@
 //! Launches of attention and experts have files of their own, and so have those of steps of few tokens (`few.rs`) and
 //! of 9 to 64 (`batch.rs`).
 
+mod ahead;
 mod attention;
 pub mod batch;
 mod chosen;
@@ -15,6 +16,7 @@ use std::collections::HashMap;
 
 use model::plan::{DeltaRule, GateFactor, Gelu, Growth, N_AXES};
 
+pub use self::ahead::Ahead;
 use self::batch::BatchScratch;
 use super::args;
 use super::delta;
@@ -152,6 +154,10 @@ pub struct Encoder<'a> {
     pub listed: Option<Ptr>,
     /// Buffers hold what the plan says, as f32: the host reads them between nodes.
     pub is_plain: bool,
+    /// The nodes after the one that is queued.
+    pub next: &'a [Node],
+    /// Rows that the launch before has packed.
+    pub ahead: Ahead,
 }
 
 impl Encoder<'_> {
@@ -219,6 +225,7 @@ impl Encoder<'_> {
         if !matches!(node, Node::ExpertsUp(_)) {
             self.normed = None;
         }
+        self.keep_ahead(node);
         match *node {
             Node::Embed { table, axis, scale, out } => {
                 let rows = self.rows(&out);
@@ -264,6 +271,9 @@ impl Encoder<'_> {
             Node::RmsNorm { x, residual, w, eps, out } => {
                 let rows = self.rows(&x);
                 let d = x.width as u32;
+                if let Some(forms) = self.forms_ahead(&out).filter(|_| d.is_multiple_of(8)) {
+                    return self.norm_ahead(&x, residual, [w, out.ptr], eps, forms);
+                }
                 let args =
                     args::RmsNorm { x: x.ptr, residual, w, out: out.ptr, rows: rows as u32, d, eps, reserved: 0 };
                 self.run(Modules::NORM, Launch::many_rows("rms_norm", rows, x.width, 8), &args)
@@ -469,6 +479,10 @@ impl Encoder<'_> {
                     d: x.width as u32,
                     add: u32::from(add),
                     eps,
+                    packed: match norm_w {
+                        0 => Default::default(),
+                        _ => self.forms_ahead(&View { ptr: norm_out, ..x }).unwrap_or_default(),
+                    },
                     ..Default::default()
                 };
                 self.combine(rows, args)
@@ -496,7 +510,9 @@ impl Encoder<'_> {
 
     fn combine(&mut self, rows: usize, args: args::Combine) -> Result<(), DriverError> {
         let is_listed = self.listed.take() == Some(args.y);
-        let args = args::Combine { places: if is_listed { self.scratch.places } else { 0 }, ..args };
+        let places = if is_listed { self.scratch.places } else { 0 };
+        let packed = if is_listed { args.packed } else { Default::default() };
+        let args = args::Combine { places, packed, ..args };
         let d = args.d as usize;
         let launch = match args.norm_w {
             _ if is_listed => {
@@ -506,7 +522,9 @@ impl Encoder<'_> {
             0 => Launch { entry: "combine_sum", grid: [rows as u32, d.div_ceil(256) as u32, 1], block: 256, shared: 0 },
             _ => Launch::many_rows("combine", rows, d, 4),
         };
-        self.run(Modules::COMBINE, launch, &args)
+        self.run(Modules::COMBINE, launch, &args)?;
+        self.set_ahead(args.norm_out, packed);
+        Ok(())
     }
 
     /// The launches of a product of many rows, whose activations may lie `packed` already.
@@ -554,7 +572,8 @@ impl Encoder<'_> {
             let entries = ["gated_linear_pack", "gated_linear_wide"];
             let shape = wide::Shape { rows, k: gate.k, n: 2 * gate.n };
             let wide = wide::dense(gate.dtype, entries, shape, 0, sms);
-            return self.wide(module, wide, 0, |wide| args::WideGatedLinear { op: args, wide });
+            let packed = self.packed_ahead(x, gate, rows);
+            return self.wide(module, wide, packed, |wide| args::WideGatedLinear { op: args, wide });
         }
         let launch = |rows| matmul::gated_linear(gate.dtype, rows, gate.k, gate.n, sms);
         self.run_some(rows, gate.module, launch, &args)
@@ -568,7 +587,7 @@ impl Encoder<'_> {
         }
         let (args, n) = linear_args(x, rows, parts);
         let sms = self.sms;
-        if self.linear_wide(w, args, n.iter().sum(), 0)? {
+        if self.linear_wide(w, args, n.iter().sum(), self.packed_ahead(x.ptr, w, rows))? {
             return Ok(());
         }
         self.run_some(rows, w.module, |rows| matmul::linear(w.dtype, rows, w.k, &n[..parts.len()], sms), &args)

@@ -23,7 +23,7 @@ use model::plan::{Buf, GateFactor, Op, Plan};
 pub use self::attend::attend_singles;
 pub use self::delta::{DeltaRoom, join_rules};
 use self::pattern::{Moe, Post};
-pub use self::pattern::{mark_added, mark_summed};
+pub use self::pattern::{mark_added, mark_multiplied, mark_summed};
 use super::args::{LogitSums, Prologue};
 use super::driver::Ptr;
 use super::few_launch::{self, Device};

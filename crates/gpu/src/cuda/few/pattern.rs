@@ -97,6 +97,17 @@ pub fn mark_summed(plan: &Plan, nodes: &mut [Vec<Node>]) {
     }
 }
 
+/// Notes which attention has an output that only the product after it reads.
+pub fn mark_multiplied(plan: &Plan, nodes: &mut [Vec<Node>]) {
+    for (i, nodes) in nodes.iter_mut().enumerate() {
+        let (&Op::Attention { out, .. }, [Node::Attention(node)]) = (&plan.ops[i], nodes.as_mut_slice()) else {
+            continue;
+        };
+        let is_product = matches!(plan.ops.get(i + 1), Some(&Op::Linear { x, .. }) if x == out);
+        node.is_multiplied = is_product && is_only_read_by(plan, out, i, i + 1);
+    }
+}
+
 /// Notes which sums nothing reads but a norm with a residual.
 pub fn mark_added(plan: &Plan, nodes: &mut [Vec<Node>]) {
     for (i, nodes) in nodes.iter_mut().enumerate() {

@@ -65,6 +65,8 @@ pub struct AttentionNode {
     pub singles: Option<Singles>,
     /// Makes floats of the blocks of a cache.
     pub widen: Option<ModuleId>,
+    /// Only the product after it reads its output.
+    pub is_multiplied: bool,
 }
 
 /// `attend_long` of single tokens whose keys and values are in the cache.

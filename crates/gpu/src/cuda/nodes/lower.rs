@@ -237,6 +237,7 @@ impl Lower<'_, '_> {
                     }),
                     singles: None,
                     widen,
+                    is_multiplied: false,
                 })
             }
             Op::CausalConv { x, w, bias, silu, state, out } => {

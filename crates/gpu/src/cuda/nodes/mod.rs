@@ -29,7 +29,7 @@ use super::args::{Matrix, Prologue};
 use super::driver::Ptr;
 
 /// A buffer: where it begins, its rows and its width.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
     pub ptr: Ptr,
     pub rows: Rows,
