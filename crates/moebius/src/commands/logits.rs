@@ -67,7 +67,8 @@ fn images(args: &LogitsArgs, model: Model) -> Result<()> {
     let setup = EngineSetup::of(&args.engine, Prefer::Cpu)?;
     let mut model = model.seeing(&args.sight)?;
     let arch = model.plan.arch.clone();
-    let sight = model.sight.take().with_context(|| format!("failed to show images to {arch}: it sees none"))?;
+    let why = model.unseen.as_deref().unwrap_or("it sees none");
+    let sight = model.sight.take().with_context(|| format!("failed to show images to {arch}: {why}"))?;
     let mut encoder = sight.encoder(&setup, setup.device.kind)?;
     let features: Vec<_> =
         args.image.iter().map(|path| Ok(encoder.see(&load::image_file(path)?)?)).collect::<Result<_>>()?;

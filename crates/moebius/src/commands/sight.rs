@@ -37,10 +37,11 @@ pub struct SightRow {
 pub fn measure(path: Option<&Path>, setup: &EngineSetup, args: &BenchArgs, image: &Path) -> Result<SightRow> {
     let model = load::open(path)?.seeing(&args.sight)?;
     let arch = model.plan.arch.clone();
-    let sight = model.sight.with_context(|| format!("failed to show images to {arch}: it sees none"))?;
+    let why = model.unseen.as_deref().unwrap_or("it sees none");
+    let sight = model.sight.with_context(|| format!("failed to show images to {arch}: {why}"))?;
     let mut encoder = sight.encoder(setup, setup.device.kind)?;
     let file = load::image_file(image)?;
-    let decoded = Image::decode(&file)?;
+    let decoded = Image::decode(&file).with_context(|| format!("failed to show {}", image.display()))?;
     // Kernels are compiled and weights are read.
     let features = encoder.encode(&decoded)?;
     let decode_ms = time(args.repetitions, || Image::decode(&file).map(drop))?;

@@ -36,6 +36,8 @@ pub struct Model {
     pub template: Option<String>,
     /// Its image encoder, where its plan has places for features.
     pub sight: Option<Sight>,
+    /// Why an encoder that was found next to it is not its own.
+    pub unseen: Option<String>,
 }
 
 impl Model {
@@ -86,7 +88,7 @@ pub fn open(path: Option<&Path>) -> Result<Model> {
     let checkpoint = Arc::new(embedded::open(path)?);
     ensure_model(&checkpoint)?;
     let plan = model::build(&checkpoint)?;
-    Ok(Model { checkpoint, plan, embedded: path.is_none(), template: None, sight: None })
+    Ok(Model { checkpoint, plan, embedded: path.is_none(), template: None, sight: None, unseen: None })
 }
 
 /// Refuses GGUF files of other kinds than models, by what they say of themselves.

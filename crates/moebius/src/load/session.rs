@@ -104,7 +104,7 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
 
 /// Starts an engine of what `setup` has prepared of the model.
 pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> Result<Session> {
-    let Model { checkpoint, plan, embedded, template, sight } = model;
+    let Model { checkpoint, plan, embedded, template, sight, unseen } = model;
     let tokenizer = Arc::new(Tokenizer::load(&checkpoint)?);
     let source = match template {
         Some(source) => Some(source),
@@ -186,7 +186,7 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
         n_ctx_train: plan.n_ctx_train,
         sequences,
         placement,
-        warnings: tokenizer.unusable().iter().cloned().chain(beyond).chain(crowded).collect(),
+        warnings: tokenizer.unusable().iter().cloned().chain(beyond).chain(crowded).chain(unseen).collect(),
         think: None,
         most_thought: None,
         grammars: OnceCell::new(),

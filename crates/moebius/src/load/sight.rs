@@ -63,17 +63,33 @@ impl Model {
     /// file that is named, or in a file called mmproj next to a GGUF file.
     ///
     /// # Errors
-    /// The encoder is named and is none, or is another model's; or it is unsupported.
+    /// The encoder is named and is none, or is another model's; or the model's own is unsupported.
     pub fn seeing(self, args: &SightArgs) -> Result<Model> {
-        let found = args.mmproj.clone().or_else(|| alongside(&self.checkpoint));
-        let file = found.as_deref().map(open).transpose()?;
-        let Some((plan, vision)) = vision::open(&self.checkpoint, &self.plan, file.as_deref())? else {
+        let open = |path: &Path| -> Result<_> {
+            let file = open(path)?;
+            Ok((vision::open(&self.checkpoint, &self.plan, Some(&file))?, Some(file)))
+        };
+        let own = || anyhow::Ok((vision::open(&self.checkpoint, &self.plan, None)?, None));
+        let mut unseen = None;
+        let (seen, file) = match (&args.mmproj, alongside(&self.checkpoint)) {
+            (Some(path), _) => open(path)?,
+            (None, Some(path)) => match open(&path) {
+                Ok(found) => found,
+                // The folder may hold other models' encoders.
+                Err(why) => {
+                    unseen = Some(format!("the image encoder next to the model is not used: {why}"));
+                    own()?
+                }
+            },
+            (None, None) => own()?,
+        };
+        let Some((plan, vision)) = seen else {
             ensure!(args.mmproj.is_none(), "failed to open --mmproj: {} takes no images", self.plan.arch);
-            return Ok(self);
+            return Ok(Model { unseen, ..self });
         };
         let checkpoint = file.unwrap_or_else(|| Arc::clone(&self.checkpoint));
         let sight = Some(Sight { vision, checkpoint, max_features: args.image_tokens, stays: args.no_mmproj_offload });
-        Ok(Model { plan, sight, ..self })
+        Ok(Model { plan, sight, unseen, ..self })
     }
 }
 
@@ -179,6 +195,10 @@ impl SeenPrompt<'_> {
         self.tokens.push(after);
         self.images.push(Placed { first, features });
         Ok(())
+    }
+
+    pub fn n_tokens(&self) -> usize {
+        self.tokens.len()
     }
 
     /// Returns its tokens and where its images are.

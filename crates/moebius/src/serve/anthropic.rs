@@ -125,13 +125,19 @@ pub fn conversation_of(body: &Object) -> Result<(Conversation, AnswerWish), ApiE
     }
     let list = body.list("tools").map_or(&[][..], Vec::as_slice);
     out.offer(Offer::of_anthropic(list)?);
-    match body.object("thinking").and_then(|thinking| thinking.text("type")) {
-        Some("disabled") => drop(out.kwargs.insert("enable_thinking".into(), false.into())),
-        Some(_) => drop(out.kwargs.insert("enable_thinking".into(), true.into())),
-        None => {}
+    let thinking = body.object("thinking");
+    if let Some(thinking) = thinking {
+        let on = match thinking.text("type") {
+            Some("disabled") => false,
+            Some("enabled" | "adaptive") => true,
+            _ => return Err(ApiError::field("thinking.type", "must be one of enabled, disabled, adaptive")),
+        };
+        out.kwargs.insert("enable_thinking".into(), on.into());
+        let budget = thinking.value("budget_tokens");
+        budget.map_or(Ok(()), |budget| Kind::Int(0, 1 << 31).check("thinking.budget_tokens", budget))?;
     }
-    let thinking = body.object("thinking").filter(|thinking| thinking.text("type") == Some("enabled"));
-    let most_thought = thinking.and_then(|thinking| thinking.size("budget_tokens"));
+    let enabled = thinking.filter(|thinking| thinking.text("type") == Some("enabled"));
+    let most_thought = enabled.and_then(|thinking| thinking.size("budget_tokens"));
     let mut wanted = AnswerWish { form: form::of_anthropic(body)?, most_thought, ..AnswerWish::default() };
     if let Some(choice) = body.object("tool_choice") {
         wanted.choice = tools::anthropic_choice(choice)?;

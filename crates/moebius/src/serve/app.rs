@@ -147,7 +147,7 @@ fn invalid(error: &Error) -> ApiError {
 
 /// Returns the error of a prompt that the context has no room for, in the words by which agents know that they have to
 /// compact a conversation: Anthropic's first, then OpenAI's.
-fn too_long(n_tokens: usize, least: &str, context: usize) -> ApiError {
+pub fn too_long(n_tokens: usize, least: &str, context: usize) -> ApiError {
     let why = format!(
         "prompt is too long: {least}{n_tokens} tokens > {context} maximum; this model's maximum context length is \
          {context} tokens (server flag --ctx)"

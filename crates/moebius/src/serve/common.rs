@@ -58,6 +58,8 @@ pub struct Common {
     heavy: Arc<Semaphore>,
     /// Long texts have a thread of their own.
     heaviest: Arc<Semaphore>,
+    /// Encoders see one image at a time; texts do not wait for images.
+    images: Arc<Semaphore>,
     /// Grammars are compiled beside them: requests without a form do not wait for those that have one.
     forms: Arc<Semaphore>,
     draining: watch::Sender<bool>,
@@ -77,6 +79,7 @@ impl Common {
             parsing: Arc::new(Semaphore::new(2)),
             heavy: Arc::new(Semaphore::new(2)),
             heaviest: Arc::new(Semaphore::new(1)),
+            images: Arc::new(Semaphore::new(1)),
             forms: Arc::new(Semaphore::new(2)),
             draining: watch::Sender::new(false),
             kept: Mutex::new(None),
@@ -142,10 +145,30 @@ impl Common {
         &self,
         work: impl FnOnce(Arc<AtomicBool>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let left = Left(Arc::default());
-        let flag = left.0.clone();
-        blocking(&self.forms, move || work(flag)).await
+        until_left(&self.forms, work).await
     }
+
+    /// As [`Common::form`], for texts with images where there are some.
+    pub async fn see<T: Send + 'static>(
+        &self,
+        n_images: usize,
+        n_bytes: usize,
+        work: impl FnOnce(Arc<AtomicBool>) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        match n_images {
+            0 => self.heavy(n_bytes, move || work(Arc::default())).await,
+            _ => until_left(&self.images, work).await,
+        }
+    }
+}
+
+async fn until_left<T: Send + 'static>(
+    permits: &Arc<Semaphore>,
+    work: impl FnOnce(Arc<AtomicBool>) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let left = Left(Arc::default());
+    let flag = left.0.clone();
+    blocking(permits, move || work(flag)).await
 }
 
 /// Set when it is dropped: whoever waited has left.

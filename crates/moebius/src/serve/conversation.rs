@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use engine::formats::Tool;
 use engine::images::Pictures;
@@ -336,12 +337,12 @@ impl Conversation {
         let text = |message: &Value| message["content"].as_str().map_or(0, str::len);
         let n_bytes = self.messages.iter().map(text).sum();
         app.common
-            .heavy(n_bytes, move || {
+            .see(self.images.len(), n_bytes, move |left| {
                 let tools = match shared.template_knows_tools {
                     true => Value::Array(std::mem::take(&mut self.tools)),
                     false => Value::Null,
                 };
-                let from = |start| self.render_from(start, &tools, &shared, &template, fits);
+                let from = |start| self.render_from(start, &tools, &shared, &template, fits, &left);
                 let first = from(0);
                 let Fits::Answered(room) = fits else { return first };
                 // Images stay with the messages that show them.
@@ -387,6 +388,7 @@ impl Conversation {
         app: &App,
         template: &ChatTemplate,
         fits: Fits,
+        left: &AtomicBool,
     ) -> Result<Prompt, ApiError> {
         let n_system = if start == 0 { 0 } else { n_leading_systems(&self.messages) };
         let messages = match start {
@@ -397,31 +399,39 @@ impl Conversation {
             true => app.format.history(&messages),
             false => tools::into_text(messages.into_owned(), &self.tools),
         };
+        let tools = Some(tools).filter(|tools| tools.as_array().is_some_and(|tools| !tools.is_empty()));
         let render = |messages| {
             let messages = Value::Array(messages);
-            let with = |kwargs: &Object| {
+            let with = |tools: Option<&Value>, kwargs: &Object| {
                 template.render(&Chat {
-                    tools: tools.as_array().is_some_and(|tools| !tools.is_empty()).then_some(tools),
+                    tools,
                     add_generation_prompt: !self.no_generation_prompt,
                     kwargs: (!kwargs.is_empty()).then_some(kwargs),
                     ..Chat::new(&messages)
                 })
             };
-            let rendered = with(&self.kwargs);
-            if matches!(rendered, Err(template::Error::Raised { .. })) && self.kwargs.contains_key(EFFORT) {
-                // Some templates know other words for it and refuse these, which agents send unasked.
-                let mut kwargs = self.kwargs.clone();
-                kwargs.shift_remove(EFFORT);
-                return with(&kwargs).or(rendered);
+            let rendered = with(tools, &self.kwargs);
+            match (&rendered, tools) {
+                (Err(template::Error::Raised { .. }), _) if self.kwargs.contains_key(EFFORT) => {
+                    // Some templates know other words for it and refuse these, which agents send unasked.
+                    let mut kwargs = self.kwargs.clone();
+                    kwargs.shift_remove(EFFORT);
+                    with(tools, &kwargs).or(rendered)
+                }
+                (Err(template::Error::Failed { .. }), Some(tools)) => {
+                    with(Some(&tools::described(tools)), &self.kwargs).or(rendered)
+                }
+                _ => rendered,
             }
-            rendered
         };
         let mut text = rendered(joined(messages), render).map_err(|error| refusal(&error))?;
         text.push_str(self.prefill.as_deref().unwrap_or_default());
+        let most = if fits == Fits::Any { usize::MAX } else { app.worker.context() };
         if fits != Fits::Any {
             app.check_length(&text)?;
         }
-        let (tokens, pictures) = self.images.encode(app, &text)?;
+        let (tokens, pictures) = self.images.encode(app, &text, most, left)?;
+        let text = self.images.shown(text);
         Ok(Prompt { text, tokens, pictures, n_left_out: start - n_system })
     }
 }

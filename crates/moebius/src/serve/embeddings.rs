@@ -12,7 +12,7 @@ use super::body::{Body, Prompt};
 use super::completions;
 use super::error::ApiError;
 use super::fields::{Field, Kind, Read, field, unsupported};
-use super::limits::MAX_INPUTS;
+use super::limits::MAX_TEXTS;
 use super::log;
 use super::room::Room;
 use super::routes::{Answer, Input};
@@ -22,7 +22,7 @@ use crate::load::Whole;
 
 /// What the route takes.
 pub const FIELDS: &[Field] = &[
-    field("input", Kind::Prompts(MAX_INPUTS), "text, token ids, or a list of either"),
+    field("input", Kind::Prompts(MAX_TEXTS), "text, token ids, or a list of either"),
     field("model", Kind::Text, "model to use; any name if only one is served"),
     field("encoding_format", Kind::Word(&["float", "base64"]), "list of numbers, or base64 of little-endian f32"),
     field("dimensions", Kind::Int(1, 1 << 20), "number of leading values to keep, rescaled to length 1"),
@@ -160,6 +160,7 @@ pub async fn rows(app: &App, prompts: Vec<Vec<u32>>, wanted: VectorWish, mut roo
                 rows[i] = row;
             }
             Update::Done { usage, .. } => {
+                log::who().charge(usage.prompt_tokens);
                 tokens += usage.prompt_tokens;
                 cached += usage.cached_tokens;
             }
@@ -169,7 +170,6 @@ pub async fn rows(app: &App, prompts: Vec<Vec<u32>>, wanted: VectorWish, mut roo
             Update::Token { .. } | Update::Prompt { .. } => {}
         }
     }
-    log::who().charge(tokens);
     if rows.iter().any(Vec::is_empty) {
         return Err(ApiError::stopping());
     }

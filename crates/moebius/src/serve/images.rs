@@ -3,6 +3,7 @@
 //! the body: nothing makes the server open a file or an address.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
@@ -16,6 +17,8 @@ use super::fields::{Object, Read};
 
 /// Maximum number of images in a request.
 pub const MAX_IMAGES: usize = 64;
+/// What stands for an image in a text of clients: llama.cpp's `mtmd_default_marker`.
+pub const MARKER: &str = "<__media__>";
 /// How deep lists of parts are within each other: results of tools have parts too.
 const MAX_DEPTH: usize = 4;
 
@@ -28,10 +31,16 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// Refuses images and their kin.
 pub fn no_such_part(at: &str, kind: &str) -> ApiError {
     let kind: String = kind.chars().take(40).collect();
-    ApiError::field(
-        format!("{at}.type"),
-        format!("is {kind:?}: this model reads text only, and the server opens no files or addresses"),
-    )
+    let why = match &*kind {
+        "image" | "image_url" | "input_image" => "this model reads text only",
+        _ => "audio, video and files are not read",
+    };
+    ApiError::field(format!("{at}.type"), format!("is {kind:?}: {why}, and the server opens no files or addresses"))
+}
+
+/// Refuses a list of images where the model sees none.
+pub fn no_images(at: &str) -> ApiError {
+    ApiError::field(at, "has images: this model reads text only")
 }
 
 /// The images of a request, in the order of their marks.
@@ -86,7 +95,7 @@ impl Images {
         let mut images = Images { secret: app::random(), files: Vec::new() };
         match app.eyes {
             Some(_) => images.list(at, message)?,
-            None => return Err(no_such_part(at, "image")),
+            None => return Err(no_images(at)),
         }
         Ok(images)
     }
@@ -106,7 +115,7 @@ impl Images {
         let mut images = Images { secret: app::random(), files: Vec::new() };
         let n = text.matches(marker).count();
         if app.eyes.is_none() {
-            return Err(ApiError::field(at, "has images: this model reads text only"));
+            return Err(no_images(at));
         }
         if n != list.len() {
             let what = format!("has {} entries for {n} markers {marker} in the text", list.len());
@@ -126,6 +135,10 @@ impl Images {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.files.len()
     }
 
     /// A message, or a part that has parts.
@@ -155,7 +168,8 @@ impl Images {
     /// Ollama's messages have them in a list by themselves, the field `at` of the request.
     fn list(&mut self, at: &str, message: &mut Value) -> Result<(), ApiError> {
         let Some(message) = message.as_object_mut() else { return Ok(()) };
-        let Some(Value::Array(list)) = message.get("images") else { return Ok(()) };
+        let Some(list) = message.value("images") else { return Ok(()) };
+        let list = list.as_array().ok_or_else(|| ApiError::field(at, "must be a list"))?;
         let mut text = String::new();
         for (i, image) in list.iter().enumerate() {
             let at = format!("{at}[{i}]");
@@ -184,10 +198,17 @@ impl Images {
         if self.files.len() == MAX_IMAGES {
             return Err(ApiError::field(at, format!("is one image too many: at most {MAX_IMAGES} are allowed")));
         }
-        let bytes = BASE64.decode(encoded.trim()).or_else(|_| general_purpose::URL_SAFE.decode(encoded.trim()));
+        // Many programs break the lines of what they encode.
+        let encoded: String = encoded.split_ascii_whitespace().collect();
+        let bytes = BASE64.decode(&encoded).or_else(|_| general_purpose::URL_SAFE.decode(&encoded));
         let bytes = bytes.map_err(|_| ApiError::field(&at, "is not valid Base64"))?;
         self.files.push(File { at, bytes, is_joined });
         Ok(self.mark(self.files.len() - 1))
+    }
+
+    /// Returns a rendered prompt as clients see it, which `/completion` takes.
+    pub fn shown(&self, text: String) -> String {
+        (0..self.files.len()).fold(text, |text, i| text.replacen(&self.mark(i), MARKER, 1))
     }
 
     /// What stands for an image in a text.
@@ -195,11 +216,17 @@ impl Images {
         format!("[image {:016x} {i}]", self.secret)
     }
 
-    /// Tokens of a rendered prompt, those of images in place of their marks.
+    /// Tokens of a rendered prompt, those of images in place of their marks. `left` says that the client has left.
     ///
     /// # Errors
-    /// A file is no image that the model can see, or the template has left one out.
-    pub fn encode(&self, app: &App, text: &str) -> Result<(Vec<u32>, Option<Arc<Pictures>>), ApiError> {
+    /// A file is no image that the model can see, the template has left one out, or an image comes after `most` tokens.
+    pub fn encode(
+        &self,
+        app: &App,
+        text: &str,
+        most: usize,
+        left: &AtomicBool,
+    ) -> Result<(Vec<u32>, Option<Arc<Pictures>>), ApiError> {
         let Some(eyes) = app.eyes.as_ref().filter(|_| !self.is_empty()) else {
             return Ok((App::encode_prompt(&app.tokenizer, text), None));
         };
@@ -213,7 +240,13 @@ impl Images {
             let [front, back] = file.is_joined;
             let before = if front { before.strip_suffix('\n').unwrap_or(before) } else { before };
             rest = if back { after.strip_prefix('\n').unwrap_or(after) } else { after };
+            if left.load(Ordering::Relaxed) {
+                return Err(ApiError::stopping());
+            }
             prompt.push_text(before);
+            if prompt.n_tokens() > most {
+                return Err(app::too_long(prompt.n_tokens(), "at least ", most));
+            }
             prompt.push_image(&file.bytes).map_err(|error| refused(&file.at, &error))?;
         }
         prompt.push_text(rest);

@@ -58,8 +58,10 @@ pub const MAX_PARTS: usize = 1024;
 pub const MAX_TOOLS: usize = 128;
 /// Maximum number of choices of a request.
 pub const MAX_CHOICES: usize = 32;
-/// Maximum number of prompts or inputs of a request.
+/// Maximum number of prompts of a request.
 pub const MAX_INPUTS: usize = 256;
+/// Maximum number of texts to embed or rank: OpenAI's.
+pub const MAX_TEXTS: usize = 2048;
 /// Maximum number of tokens with a bias.
 pub const MAX_BIASES: usize = 1024;
 /// Maximum number of alternatives reported for a token.

@@ -1,6 +1,7 @@
 //! llama-server's own routes, which editors and scripts call: `/completion`, `/infill`, `/props`.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use axum::Json;
 use axum::response::IntoResponse;
@@ -17,7 +18,7 @@ use super::fields::{Field, Kind, Object, Read, field};
 use super::fill::{File, Marks};
 use super::form::{self, Constrained};
 use super::generate::{Collected, Finish, Generation, Job, Logprob, Parsing, Step, Totals, token_text};
-use super::images::{Images, MAX_IMAGES};
+use super::images::{Images, MARKER, MAX_IMAGES};
 use super::limits::{MAX_INPUTS, MAX_TOP_LOGPROBS};
 use super::routes::{Answer, Input, ignoring};
 use super::sampling;
@@ -34,9 +35,6 @@ pub const COMMON: &[Field] = &[
     field("cache_prompt", Kind::Bool, "ignored: prefixes are always cached"),
     field("id_slot", Kind::Int(-1, 1 << 31), "ignored: the server has no fixed slots"),
 ];
-
-/// What stands for an image in a text: llama.cpp's `mtmd_default_marker`.
-const MARKER: &str = "<__media__>";
 
 /// Further fields of `/completion`.
 pub const COMPLETION: &[Field] =
@@ -64,20 +62,23 @@ impl Ready {
     }
 
     /// Of prompt `i`.
-    fn new(app: &App, i: usize, prompt: Prompt) -> Result<Ready, ApiError> {
+    fn new(app: &App, i: usize, prompt: Prompt, left: &AtomicBool) -> Result<Ready, ApiError> {
         let Prompt::Shown(object) = prompt else {
             return Ok(Ready::of_tokens(completions::tokens_of(app, i, prompt)?));
         };
         let at = |name: &str| format!("prompt[{i}].{name}");
         let text = object.get("prompt_string").and_then(Value::as_str);
         let text = text.ok_or_else(|| ApiError::field(at("prompt_string"), "must be a string"))?;
+        if object.get("multimodal_data").is_some_and(|data| !data.is_null() && !data.is_array()) {
+            return Err(ApiError::field(at("multimodal_data"), "must be a list"));
+        }
         let list = images_of(&object);
         if list.is_empty() {
             return Ok(Ready::of_tokens(completions::tokens_of(app, i, Prompt::Text(text.into()))?));
         }
         app.check_length(text)?;
         let (images, marked) = Images::of_prompt(&at("multimodal_data"), list, text, MARKER, app)?;
-        let (tokens, pictures) = images.encode(app, &marked)?;
+        let (tokens, pictures) = images.encode(app, &marked, app.worker.context(), left)?;
         Ok(Ready { tokens, pictures, text: Some(text.into()) })
     }
 }
@@ -96,8 +97,10 @@ pub async fn completion(app: Arc<App>, mut input: Input) -> Answer {
         return Err(ApiError::field("prompt", format!("has {n} images, at most {MAX_IMAGES} are allowed")));
     }
     let (shared, n_bytes) = (app.clone(), prompts.iter().map(Prompt::n_bytes).sum());
-    let ready = move || prompts.into_iter().enumerate().map(|(i, prompt)| Ready::new(&shared, i, prompt)).collect();
-    let prompts = app.common.heavy(n_bytes, ready).await?;
+    let ready = move |left: Arc<AtomicBool>| {
+        prompts.into_iter().enumerate().map(|(i, prompt)| Ready::new(&shared, i, prompt, &left)).collect()
+    };
+    let prompts = app.common.see(n, n_bytes, ready).await?;
     answer(app, input, prompts).await
 }
 

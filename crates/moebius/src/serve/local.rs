@@ -399,7 +399,7 @@ fn runtime(threads: usize) -> Result<Runtime> {
     let mut builder = Builder::new_multi_thread();
     builder
         .worker_threads(threads)
-        .max_blocking_threads(8)
+        .max_blocking_threads(9)
         .enable_all()
         .build()
         .context("failed to start threads for requests")

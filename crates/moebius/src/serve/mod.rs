@@ -72,7 +72,7 @@ use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 use crate::args::{Command, ServeArgs, StepArgs};
 use crate::config::Preset;
 use crate::device;
-use crate::load::{self, EngineSetup, Session};
+use crate::load::{self, EngineSetup, Session, Whole};
 use crate::machine::{self, bytes};
 use crate::prompts::Folder;
 use crate::{embedded, find, input};
@@ -167,7 +167,7 @@ pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
     sys::heap::set_up();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        .max_blocking_threads(8)
+        .max_blocking_threads(9)
         .enable_all()
         .build()
         .context("failed to start the server's threads")?;
@@ -578,8 +578,11 @@ fn announce(address: std::net::SocketAddr, fleet: &Fleet, summary: &str, is_open
     let notice = if embedded { format!("{}\n", embedded::notice()) } else { String::new() };
     let names: Vec<String> = fleet.names().iter().map(|name| visible(name)).collect();
     let has_template = fleet.list(|model, _| model.has_template.into()).first() != Some(&false.into());
-    // What a model without a template can do.
+    let whole = fleet.all_loaded().first().and_then(|app| app.whole);
+    // What the model can do.
     let (route, body) = match has_template {
+        _ if whole == Some(Whole::Vectors) => ("embeddings", r#""input": ["The fox", "A dog"]"#),
+        _ if whole.is_some() => ("rerank", r#""query": "What is a fox?", "documents": ["An animal", "A tool"]"#),
         true => ("chat/completions", r#""messages": [{"role": "user", "content": "Tell me a story about a fox"}]"#),
         false => ("completions", r#""prompt": "Once upon a time", "max_tokens": 64"#),
     };
@@ -592,6 +595,10 @@ fn announce(address: std::net::SocketAddr, fleet: &Fleet, summary: &str, is_open
         false => (address, None),
     };
     let there = there.map(|there| format!(", and http://{there}/ on other machines")).unwrap_or_default();
+    let page = match whole {
+        None => format!("\n  http://{here}/ in a browser is a page to chat{there}\n"),
+        Some(_) => String::new(),
+    };
     let (title, model) = match names.as_slice() {
         [one] => (one.clone(), String::new()),
         several => {
@@ -602,8 +609,7 @@ fn announce(address: std::net::SocketAddr, fleet: &Fleet, summary: &str, is_open
     };
     // A reader that is gone is no reason to stop.
     let _ = crate::out::line(&format!(
-        "serving {title} on http://{address}\n{summary}\n{notice}\n  \
-         http://{here}/ in a browser is a page to chat{there}\n\n  \
+        "serving {title} on http://{address}\n{summary}\n{notice}{page}\n  \
          curl http://{here}/v1/{route} -d '{{{model}{body}}}'\n",
     ));
     if !address.ip().is_loopback() && is_open {

@@ -22,7 +22,7 @@ use super::fleet::Fleet;
 use super::form;
 use super::generate::{Collected, Finish, Generation, Job, Parsing, Step, Totals};
 use super::images::{self, Images, MAX_IMAGES};
-use super::limits::{MAX_INPUTS, MAX_MESSAGES, MAX_TOOLS};
+use super::limits::{MAX_MESSAGES, MAX_TEXTS, MAX_TOOLS};
 use super::parts::{Call, Change, MessagePart, MessageParts};
 use super::prepare::{AnswerWish, Prepared, prepare};
 use super::room::Room;
@@ -78,7 +78,7 @@ pub const GENERATE: &[Field] = &[
 /// Fields of `/api/embed`.
 pub const EMBED: &[Field] = &[
     field("model", NAME, "model to use; any name if only one is served"),
-    field("input", Kind::Prompts(MAX_INPUTS), "text, or list of texts"),
+    field("input", Kind::Prompts(MAX_TEXTS), "text, or list of texts"),
     field("dimensions", Kind::Int(1, 1 << 20), "number of leading values to keep, rescaled to length 1"),
     field("truncate", Kind::Bool, "truncate a text that is longer than the context; default true"),
     field("options", Kind::Object, "ignored"),
@@ -238,8 +238,8 @@ fn limit(options: &Object, request: &mut Request) -> Result<(), ApiError> {
 /// Returns a message in OpenAI's form: calls have no ids here, and results name the tool.
 fn openai_message(i: usize, message: &Value) -> Result<Value, ApiError> {
     let mut message = message.as_object().cloned().unwrap_or_default();
-    if message.list("images").is_some_and(|images| !images.is_empty()) {
-        return Err(images::no_such_part(&format!("messages[{i}].images"), "image"));
+    if message.value("images").is_some_and(|images| *images != json!([])) {
+        return Err(images::no_images(&format!("messages[{i}].images")));
     }
     for (name, theirs) in [("name", "tool_name"), ("reasoning_content", "thinking")] {
         if let Some(value) = message.remove(theirs).filter(|value| !value.is_null()) {

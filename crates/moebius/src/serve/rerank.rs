@@ -16,14 +16,14 @@ use super::app::App;
 use super::body::Body;
 use super::error::ApiError;
 use super::fields::{Field, Kind, Read, field};
-use super::limits::{MAX_INPUTS, MAX_TOP_LOGPROBS};
+use super::limits::{MAX_TEXTS, MAX_TOP_LOGPROBS};
 use super::log;
 use super::routes::{Answer, Input};
 use super::worker::Update;
 use super::write::short;
 use crate::load::Whole;
 
-const DOCUMENTS: Kind = Kind::List(&Kind::Either(&[Kind::Text, Kind::Object]), MAX_INPUTS);
+const DOCUMENTS: Kind = Kind::List(&Kind::Either(&[Kind::Text, Kind::Object]), MAX_TEXTS);
 
 /// What the route takes.
 pub const FIELDS: &[Field] = &[
@@ -31,7 +31,7 @@ pub const FIELDS: &[Field] = &[
     field("query", Kind::Text, "search query"),
     field("documents", DOCUMENTS, "list of texts, or of objects with a text"),
     field("texts", DOCUMENTS, "another name of documents"),
-    field("top_n", Kind::Int(1, MAX_INPUTS as i128), "number of best documents to return; default all"),
+    field("top_n", Kind::Int(1, MAX_TEXTS as i128), "number of best documents to return; default all"),
     field("return_documents", Kind::Bool, "also return their texts; default false"),
     field("instruction", Kind::Text, "purpose of the query; default web search"),
     field("cache_salt", Kind::Text, "shares cached prefixes only with requests that have the same salt"),
@@ -202,10 +202,11 @@ async fn pairs(app: &App, pairs: Vec<(Vec<u32>, Option<usize>)>) -> Result<Vec<f
             Update::Embedding(row) => {
                 scores[i] = row.first().map_or(0.0, |&x| logistic(x));
             }
+            Update::Done { usage, .. } => log::who().charge(usage.prompt_tokens),
             Update::Failed(message) => return Err(ApiError::internal(message)),
             Update::Unheld(message) => return Err(ApiError::bad(message)),
             Update::Stopped => return Err(ApiError::stopping()),
-            Update::Token { .. } | Update::Prompt { .. } | Update::Done { .. } => {}
+            Update::Token { .. } | Update::Prompt { .. } => {}
         }
     }
     Ok(scores)

@@ -254,6 +254,17 @@ pub fn anthropic_choice(choice: &Object) -> Result<ToolChoice, ApiError> {
     }
 }
 
+/// Returns definitions with an empty description where there is none, for templates that expect one of each.
+pub fn described(tools: &Value) -> Value {
+    let mut tools = tools.clone();
+    for function in tools.as_array_mut().into_iter().flatten().filter_map(|tool| tool["function"].as_object_mut()) {
+        if function.value("description").is_none() {
+            function.insert("description".into(), "".into());
+        }
+    }
+    tools
+}
+
 /// Writes tools, calls and their results into the texts of messages, for templates that know none of them: in the form
 /// that the parser of `<tool_call>` reads.
 pub fn into_text(messages: Vec<Value>, tools: &[Value]) -> Vec<Value> {

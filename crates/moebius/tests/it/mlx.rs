@@ -182,6 +182,17 @@ fn mlx_folders_of_delta_nets_have_their_heads_in_order() {
     same_tensors(&checkpoint::open(&back).expect("back"), &checkpoint::open(&swapped).expect("swapped"));
 }
 
+/// Layers of Gemma 4 E2B and E4B share caches, and have embeddings per layer.
+#[test]
+fn mlx_folders_of_small_gemma_are_refused() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let at = |name: &str| folder.path().join(name);
+    let from = fixtures::root(DATA).join("published/gemma4_e2b/hf");
+    stdout(&["convert", as_text(&from), as_text(&at("small.gguf"))]);
+    let said = error(&["convert", as_text(&at("small.gguf")), as_text(&at("no")), "--to", "mlx"]);
+    assert!(said.contains("attention.shared_kv_layers is above 0"), "{said}");
+}
+
 /// Mistral, whose window mlx-lm does not see; the folder says it all the same.
 #[test]
 fn mlx_folders_of_mistral() {

@@ -133,6 +133,9 @@ impl Config<'_> {
         self.put("num_attention_heads", shape.n_head);
         self.put("rms_norm_eps", self.meta.f32(&self.key("attention.layer_norm_rms_epsilon"))?);
         self.put("max_position_embeddings", self.need("context_length")?);
+        let shared = "attention.shared_kv_layers";
+        let is_small = self.count(shared)?.is_some_and(|n| n > 0);
+        ensure!(!is_small, self.refuse(shared, "is above 0: folders of Gemma 4 E2B and E4B are not written"));
         let d_ff = self.count("feed_forward_length")?.or(self.count("expert_feed_forward_length")?);
         self.put("intermediate_size", json!(d_ff));
         self.put("vocab_size", self.plan.n_vocab);

@@ -402,3 +402,16 @@ async fn full_contexts_are_refused_or_lose_turns() {
     let one = [say("user", &long.repeat(8))];
     assert_eq!(server.post(CHAT, &body(&one)).await.json().await.0, 400);
 }
+
+/// Descriptions of tools are optional, and templates that add them to a text expect one.
+#[tokio::test]
+async fn tools_without_descriptions_are_rendered() {
+    let template = "{% for tool in tools %}{{ '// ' + tool.function.description + tool.function.name + ' ' }}{% endfor %}\
+                    {# <tool_call> #}";
+    let server = Server::with_template(template, 256, Conversations::default());
+    let tools = json!([{"type": "function", "function": {"name": "f"}},
+        {"type": "function", "function": {"name": "g", "description": "says "}},
+        {"type": "function", "function": {"name": "h", "description": null}}]);
+    let body = json!({"messages": [{"role": "user", "content": "x"}], "tools": tools});
+    assert_eq!(server.ask("/apply-template", &body).await["prompt"], "// f // says g // h ");
+}

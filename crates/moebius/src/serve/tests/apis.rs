@@ -153,6 +153,7 @@ async fn each_api_says_errors_in_its_own_shape() {
     let server = Server::start(1, 1);
     let image = json!({"type": "image", "source": {"type": "url", "url": "http://localhost:1/x.png"}});
     let user = |content: Value| json!([{"role": "user", "content": content}]);
+    let thinking = |how: Value| json!({"messages": user(json!("x")), "max_tokens": 1, "thinking": how});
     let cases = [
         ("/v1/messages", json!({"messages": user(json!("x"))}), "`max_tokens` is missing"),
         ("/v1/messages", json!({"messages": [], "max_tokens": 1}), "`messages` is empty"),
@@ -163,6 +164,13 @@ async fn each_api_says_errors_in_its_own_shape() {
             "must be one of user",
         ),
         ("/v1/messages", json!({"messages": user(json!("x")), "max_tokens": 0}), "`max_tokens` must be"),
+        ("/v1/messages", thinking(json!({"type": "on"})), "`thinking.type` must be one of"),
+        (
+            "/v1/messages",
+            thinking(json!({"type": "enabled", "budget_tokens": "9"})),
+            "`thinking.budget_tokens` must be",
+        ),
+        ("/v1/messages", thinking(json!({"type": "enabled", "budget_tokens": -1})), "`thinking.budget_tokens` must be"),
         (
             "/v1/messages",
             json!({"messages": user(json!("x")), "max_tokens": 1, "tool_choice": {"type": "tool", "name": "f"}}),

@@ -89,6 +89,33 @@ async fn pairs_are_scored() {
     }
 }
 
+/// As many as OpenAI takes; a key is charged for what is computed, whatever the route.
+#[tokio::test]
+async fn many_texts_are_taken_and_charged() {
+    let texts = vec!["fox"; 300];
+    let asked = [
+        ("bert", "/v1/embeddings", json!({"input": texts})),
+        ("bert", "/api/embed", json!({"input": texts})),
+        ("bert_rerank", "/v1/rerank", json!({"query": "fox", "documents": texts})),
+    ];
+    for (name, route, body) in asked {
+        let model = open(Some(&files(name)[0])).expect("an encoder");
+        let keys = Keys::parse("few tokens-per-minute=10\n").expect("keys");
+        let server = Server::on(model, 4, 8, keys, N_CTX, Conversations::default());
+        let post = async || {
+            let mut request = super::posting(route, &body);
+            request.headers_mut().insert("authorization", "Bearer few".parse().expect("a header"));
+            server.send(request).await.json().await
+        };
+        let (status, answer) = post().await;
+        assert_eq!(status, StatusCode::OK, "{route}: {answer}");
+        let list = ["data", "embeddings", "results"].into_iter().find_map(|name| answer[name].as_array());
+        assert_eq!(list.map(Vec::len), Some(300), "{route}");
+        assert_eq!(post().await.0, StatusCode::TOO_MANY_REQUESTS, "{route}");
+        server.idle().await;
+    }
+}
+
 #[tokio::test]
 async fn text_is_not_written() {
     let server = server(&files("bert")[0]);

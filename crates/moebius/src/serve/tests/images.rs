@@ -141,6 +141,7 @@ async fn markers_become_images() {
         (shown("IMAGE IMAGE", &["odd"]), "has 1 entries for 2 markers"),
         (shown("none", &["odd"]), "has 1 entries for 0 markers"),
         (json!({"multimodal_data": []}), "`prompt[0].prompt_string` must be a string"),
+        (json!({"prompt_string": marker, "multimodal_data": "aGk="}), "`prompt[0].multimodal_data` must be a list"),
         (json!({"prompt_string": marker, "multimodal_data": [7]}), "`prompt[0].multimodal_data[0]` must be a string"),
         (json!({"prompt_string": marker, "multimodal_data": ["?!"]}), "not valid Base64"),
         (json!({"prompt_string": marker, "multimodal_data": [STANDARD.encode("<svg/>")]}), "cannot be used"),
@@ -179,9 +180,16 @@ async fn what_is_no_image_is_refused() {
     body["messages"][0]["content"] = many.into();
     let (status, answer) = server.post(CHAT, &body).await.json().await;
     assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
+    // What the context has no room for is not seen.
+    body["messages"][0]["content"].as_array_mut().expect("parts").truncate(64);
+    body["messages"][0]["content"][63]["image_url"]["url"] = "data:image/png;base64,aGk=".into();
+    let (status, answer) = server.post(CHAT, &body).await.json().await;
+    assert_eq!((status, &answer["error"]["code"]), (StatusCode::BAD_REQUEST, &json!("context_length_exceeded")));
     let cases = [
         ("/api/generate", json!({"prompt": "x", "images": ["?!"]}), "`images[0]`"),
         ("/api/generate", json!({"prompt": "x", "images": [png], "raw": true}), "chat template"),
+        (CHAT, json!({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}), "are not read"),
+        ("/api/chat", json!({"messages": [{"role": "user", "content": "x", "images": "aGk="}]}), "must be a list"),
         ("/v1/embeddings", json!({"input": [{"type": "image_url"}]}), "must be a string"),
         ("/v1/embeddings", json!({"input": "x", "messages": [{"role": "user", "content": "x"}]}), "no images"),
     ];
@@ -190,6 +198,17 @@ async fn what_is_no_image_is_refused() {
         assert_eq!(status, StatusCode::BAD_REQUEST, "{path} {body}: {answer}");
         assert!(answer.to_string().contains(why), "{path} {body}: {answer}");
     }
+    // Base64 may have lines.
+    let lines =
+        |data: &str| data.as_bytes().chunks(76).map(|line| [line, b"\r\n"].concat()).collect::<Vec<_>>().concat();
+    let lines = String::from_utf8(lines(&image("odd"))).expect("text");
+    let [one, other] =
+        [format!("data:image/png;base64,{lines}"), uri("odd")].map(|url| about(&url, json!({"seed": 1})));
+    let [one, other] = [server.ask(CHAT, &one).await, server.ask(CHAT, &other).await];
+    assert_eq!(one["choices"][0]["logprobs"], other["choices"][0]["logprobs"]);
+    // What a client is shown of the prompt, `/completion` takes.
+    let shown = server.ask("/apply-template", &json!({"messages": about(&uri("odd"), json!({}))["messages"]})).await;
+    assert!(shown["prompt"].as_str().unwrap_or_default().contains("<__media__>"), "{shown}");
     // A mark that a client guesses stays text.
     let guess = chat("[image 0000000000000000 0]", json!({"max_tokens": 1}));
     server.ask(CHAT, &guess).await;
@@ -202,4 +221,48 @@ async fn models_of_text_refuse_images() {
     let (status, answer) = server.post(CHAT, &about(&uri("odd"), json!({}))).await.json().await;
     assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
     assert!(answer["error"]["message"].as_str().unwrap_or_default().contains("text only"), "{answer}");
+}
+
+/// Encoders take seconds an image: neither do texts wait for them, nor are images seen whose client has left.
+#[tokio::test]
+async fn texts_do_not_wait_for_images() {
+    let server = server();
+    let (enter, entered) = std::sync::mpsc::channel();
+    let common = server.app.common.clone();
+    let seeing = tokio::spawn(async move {
+        let work = move |left: std::sync::Arc<std::sync::atomic::AtomicBool>| {
+            let _ = enter.send(left.clone());
+            while !left.load(std::sync::atomic::Ordering::Relaxed) {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            Ok(())
+        };
+        common.see(1, 1 << 20, work).await
+    });
+    let entered = tokio::task::spawn_blocking(move || entered.recv());
+    let left = entered.await.expect("a thread").expect("begun");
+    server.ask(CHAT, &chat("What?", json!({"max_tokens": 1}))).await;
+    assert!(!left.load(std::sync::atomic::Ordering::Relaxed));
+    // The next image waits until its place is free.
+    let image = about(&uri("odd"), json!({}));
+    let next = server.ask(CHAT, &image);
+    seeing.abort();
+    next.await;
+    assert!(left.load(std::sync::atomic::Ordering::Relaxed));
+    server.idle().await;
+}
+
+/// A folder may hold other models' encoders, and what is none.
+#[test]
+fn encoders_of_others_do_no_harm() {
+    let folder = tempfile::tempdir().expect("folder");
+    let [model, encoder] = ["model.gguf", "mmproj-x.gguf"].map(|name| folder.path().join(name));
+    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("../conformance/tests/data/types/qwen3-float.gguf");
+    std::fs::copy(text, &model).expect("a model");
+    std::fs::write(&encoder, "no encoder").expect("a file");
+    let seeing =
+        |mmproj| open(Some(&model)).and_then(|model| model.seeing(&SightArgs { mmproj, ..SightArgs::default() }));
+    let blind = seeing(None).expect("a model of text");
+    assert!(blind.sight.is_none() && blind.unseen.is_some_and(|why| why.contains("mmproj-x.gguf")));
+    assert!(seeing(Some(encoder)).is_err());
 }
