@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use backend::reference::{Reference, Rounded};
-use backend::{Backend, CacheType, CompileError, Fault, Limits};
+use backend::{Backend, CacheType, Fault};
 use checkpoint::Checkpoint;
 use conformance::backends::{self, Logits, Quantized, Row};
 use conformance::{Session, fixtures};
@@ -327,7 +327,7 @@ const TINY_LONG: &[&str] =
     &["qwen3next", "qwen35", "deepseekv2", "deepseekv3", "glm4moe", "gemma3", "gemma4", "gptoss", "qwen2"];
 
 /// Tiny models in git with a layer that drafts.
-const TINY_DRAFTING: &[&str] = &["qwen35_mtp", "deepseekv3_mtp"];
+pub const TINY_DRAFTING: &[&str] = &["qwen35_mtp", "deepseekv3_mtp"];
 
 #[test]
 fn tiny_models() {
@@ -440,16 +440,7 @@ fn heads_that_draft() {
         let name = folder.file_name().unwrap().to_string_lossy();
         for file in File::all(&folder).iter().filter(|file| file.array == "logits") {
             for (Row { name: row, backend, cut, .. }, Logits { bf16, .. }) in backends::golden() {
-                let plan = match backend.lower(model::build_drafting(&file.open()).unwrap()) {
-                    Ok(plan) => plan,
-                    Err(error) => {
-                        assert!(error.to_string().contains("cannot run a head that drafts tokens"), "{row}: {error}");
-                        let whole = model::build_drafting(&file.open()).unwrap();
-                        let refused = backend.compile(&whole, Arc::new(file.open()), Limits::default());
-                        assert!(matches!(refused, Err(CompileError::Unsupported { .. })), "{row}");
-                        continue;
-                    }
-                };
+                let plan = backend.lower(model::build_drafting(&file.open()).unwrap()).unwrap();
                 assert!(plan.draft.is_some(), "{name}");
                 let mut drafting = session(&*backend, &plan, file.open(), tokens.len() + 2);
                 for (n, array) in [(1, "mtp_logits"), (2, "mtp_logits_2")] {

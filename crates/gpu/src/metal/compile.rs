@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::{Buf, CacheDecl, Elem, Op, Plan, ValidPlan, memory};
+use model::plan::{Buf, CacheDecl, Elem, Op, Plan, StateDecl, ValidPlan, memory};
 
 use super::fuse;
-use super::lower::{CacheView, Lower, Places, unsupported};
+use super::lower::{CacheView, Lower, Places, StateView, unsupported};
 use super::variants;
 use super::{Metal, Tuning};
+use crate::commands::drafts;
 use crate::commands::layout::Layout;
 use crate::commands::node::{Counts, Node, Schedule, THREADS};
-use crate::commands::program::{CommandProgram, Parts, Plain};
+use crate::commands::program::{CommandProgram, Half, Head, Parts, Plain};
 use crate::commands::tables::{self, Kept, Tables};
 use crate::commands::weights::{self, Weights};
 use crate::commands::{Gpu, GpuError, Span};
@@ -64,6 +65,9 @@ pub fn lay(
     let own = memory.own.allocate(&mut *gpu, "routes and scratch").map_err(failed)?;
     let caches = caches(plan, &memory.caches.allocate(&mut *gpu, "cache").map_err(failed)?);
     let states = memory.states.allocate(&mut *gpu, "recurrent states").map_err(failed)?;
+    let states = plan.states.iter().zip(states).zip(drafts::kept(plan));
+    let view = |((decl, span), kept): ((&StateDecl, Span), usize)| StateView { span, n: decl.n, kept };
+    let states: Vec<StateView> = states.map(view).collect();
     let tables = memory.tables.allocate(&mut *gpu, "inputs of a step").map_err(failed)?;
     let bufs: Vec<Span> = (0..plan.bufs.len())
         .map(|i| match memory.routed.iter().position(|&buf| buf.0 as usize == i) {
@@ -86,6 +90,7 @@ pub fn lay(
         caches: &caches,
         is_f16,
         states: &states,
+        max_draft: limits.max_draft,
         apart: pair(memory.apart),
         groups: pair(memory.groups),
         parts: memory.parts.map(|(piece, part, n)| (own[piece], part, n)),
@@ -95,12 +100,19 @@ pub fn lay(
     };
     let n = limits.max_tokens;
     let positions = limits.max_positions;
-    let most = Counts { tokens: n, outputs: limits.max_outputs, chunks: n, longest: n, positions, given: n, spans: n };
+    let outputs = limits.max_outputs;
+    let most = Counts { tokens: n, outputs, chunks: n, longest: n, positions, given: n, ..Counts::default() };
+    let head_plan = plan.draft_plan();
     let mut build = |tuning: Tuning| {
         let mut lower = Lower::new(plan, Places { tuning, ..places });
         lower.ops()?;
-        let copies: Vec<_> = plan.states.iter().zip(&states).map(|(decl, &span)| lower.copy(span, decl.n)).collect();
-        let (units, nodes, ends) = (lower.units, lower.nodes, lower.ends);
+        let (n_own, ends) = (lower.nodes.len(), std::mem::take(&mut lower.ends));
+        if let Some(head) = &head_plan {
+            lower.start_head(head);
+            lower.ops()?;
+        }
+        let copies: Vec<_> = states.iter().map(|&state| lower.copy(state)).collect();
+        let (units, mut nodes) = (lower.units, lower.nodes);
         if let Some(node) = nodes.iter().find(|node| node.largest(most) > u64::from(u32::MAX)) {
             return Err(unsupported(format!("run {} on {} tokens at once", node.op, limits.max_tokens)));
         }
@@ -110,34 +122,45 @@ pub fn lay(
             forms.chain([(node.unit, node.threads)]).all(|(unit, threads)| gpu.threads(pipes[unit]) >= threads)
         };
         let is_fit = nodes.iter().all(threads);
-        Ok((units, nodes, pipes, (copies, ends), is_fit))
+        let of_head = nodes.split_off(n_own);
+        Ok((units, [nodes, of_head], pipes, (copies, ends), is_fit))
     };
     // A GPU that gives a kernel fewer threads than its tile wants takes the plain ones.
     let mut built = build(metal.tuning)?;
     if !built.4 && !metal.tuning.is_plain {
         built = build(Tuning { is_plain: true, ..metal.tuning })?;
     }
-    let (units, nodes, pipes, (copies, ends), _) = built;
+    let (units, [nodes, of_head], pipes, (copies, ends), _) = built;
     if let Some((pipe, unit)) = pipes.iter().zip(&units).find(|(pipe, _)| gpu.threads(**pipe) < THREADS) {
         let found = gpu.threads(*pipe);
         return Err(unsupported(format!("run {} in threadgroups of {found} threads, {THREADS} are wanted", unit.name)));
     }
-    let layers = plan.ops.iter().zip(&plan.layers).filter(|(op, _)| matches!(op, Op::Route { .. }));
+    let layers = head_plan.iter().flat_map(|head| head.ops.iter().zip(&head.layers));
+    let layers = plan.ops.iter().zip(&plan.layers).chain(layers).filter(|(op, _)| matches!(op, Op::Route { .. }));
+    let n_own = plan.ops.iter().filter_map(ids).count();
     let span = |buf: Buf| (bufs[buf.0 as usize], plan.buf(buf).width);
     let kernels = units.iter().map(|unit| unit.kernel).collect();
     // Runs of several ops keep some of their inputs to themselves.
     let plain = (ends.len() == plan.ops.len()).then(|| Plain { ends, bufs: bufs.clone(), inputs: Inputs::new(plan) });
+    let half = |nodes, logits, hidden: Option<Buf>, routers| {
+        let (schedule, logits, hidden) = (Schedule::new(nodes), span(logits).0, hidden.map(span));
+        Half { schedule, logits, hidden, routers }
+    };
+    let head = plan.draft.as_ref().map(|draft| Head {
+        half: half(of_head, draft.logits, plan.draft_hidden(), n_own..n_routers),
+        source: span(draft.source).0,
+        input: span(draft.input).0,
+        width: plan.d_model,
+    });
     let parts = Parts {
-        backend: "Metal",
         gpu,
         plain,
-        schedule: Schedule::new(nodes),
+        model: half(nodes, plan.logits, plan.hidden(), 0..n_own),
+        head,
         copies,
         pipes,
         tables: Tables::new(tables, angles(plan, limits), Kept::of(plan)),
         takes: Takes::of(plan),
-        logits: span(plan.logits).0,
-        hidden: plan.hidden().map(span),
         faults: faults.to_vec(),
         routes: memory.routed.iter().map(|&buf| span(buf).0).collect(),
         router_rows: memory.routed.iter().map(|&buf| plan.buf(buf).rows).collect(),
@@ -217,7 +240,7 @@ struct Memory {
 impl Memory {
     fn new(metal: &Metal, plan: &Plan, limits: Limits, max_buffer: u64) -> Memory {
         let Limits { max_tokens, max_outputs, .. } = limits;
-        let lives = fuse::lifetimes(plan, &fuse::steps(plan, metal.tuning.off));
+        let lives = fuse::lifetimes(plan, metal.tuning.off);
         let placement = memory::place_lives(plan, &lives, max_tokens, max_outputs);
         let bytes = |buf: Buf| {
             let decl = plan.buf(buf);
@@ -229,7 +252,7 @@ impl Memory {
             layout
         };
         // Ids outlive their layer: reports of routing read them after the step.
-        let routed: Vec<Buf> = plan.ops.iter().filter_map(ids).collect();
+        let routed: Vec<Buf> = plan.all_ops().filter_map(ids).collect();
         let mut own = Layout::default();
         for &buf in &routed {
             own.add(bytes(buf), max_buffer);
@@ -238,9 +261,9 @@ impl Memory {
             let rows = plan.buf(buf).rows.count(max_tokens, max_outputs);
             own.add(rows.saturating_mul(4), max_buffer);
         }
-        let apart = plan.ops.iter().filter_map(|op| apart(plan, op)).map(bytes).max();
+        let apart = plan.all_ops().filter_map(|op| apart(plan, op)).map(bytes).max();
         let apart = apart.map(|bytes| [own.add(bytes, max_buffer), own.add(bytes, max_buffer)]);
-        let experts = plan.ops.iter().filter_map(|op| match *op {
+        let experts = plan.all_ops().filter_map(|op| match *op {
             Op::Experts { ids, gate, .. } => Some((bytes(ids), plan.weight(gate).shape[0])),
             _ => None,
         });
@@ -250,7 +273,7 @@ impl Memory {
         let groups = groups.filter(|_| !metal.tuning.is_plain).map(|bytes| bytes.map(|len| own.add(len, max_buffer)));
         // Few rows alone are split: of each head the sums of a part, its largest score and its sum of shares.
         let (part, n_parts) = variants::attention_parts(metal.tuning, limits.max_positions);
-        let widths = plan.ops.iter().filter_map(|op| match *op {
+        let widths = plan.all_ops().filter_map(|op| match *op {
             Op::Attention { cache, n_head, window: None, .. } if !plan.sees_spans(None) => {
                 Some(n_head.saturating_mul(plan.caches[cache.0 as usize].d_v + 2))
             }
@@ -266,8 +289,9 @@ impl Memory {
             }
         }
         let mut states = Layout::default();
-        for decl in &plan.states {
-            states.add(decl.n.saturating_mul(4).saturating_mul(limits.n_states), max_buffer);
+        for (decl, kept) in plan.states.iter().zip(drafts::kept(plan)) {
+            let slot = decl.n.saturating_add(kept.saturating_mul(limits.max_draft));
+            states.add(slot.saturating_mul(4).saturating_mul(limits.n_states), max_buffer);
         }
         // Values that ops fill rows with.
         let mut piece = |values: &[f32]| own.add(values.len().saturating_mul(4), max_buffer);
@@ -300,9 +324,9 @@ fn ids(op: &Op) -> Option<Buf> {
     }
 }
 
-/// Values that ops fill rows with, by the op's index.
+/// Values that ops fill rows with, by the op's index among all.
 fn constants(plan: &Plan) -> impl Iterator<Item = (usize, &[f32])> {
-    plan.ops.iter().enumerate().filter_map(|(i, op)| match op {
+    plan.all_ops().enumerate().filter_map(|(i, op)| match op {
         Op::Constant { values, .. } => Some((i, &values[..])),
         _ => None,
     })

@@ -36,6 +36,15 @@ pub struct CacheView {
     pub decl: CacheDecl,
 }
 
+/// A recurrent state in the GPU's memory: all slots, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct StateView {
+    pub span: Span,
+    /// Its numbers, and those that a slot keeps of a draft behind them.
+    pub n: usize,
+    pub kept: usize,
+}
+
 /// Where a plan's data lies in the GPU's memory.
 #[derive(Clone, Copy)]
 pub struct Places<'a> {
@@ -44,8 +53,8 @@ pub struct Places<'a> {
     pub weights: &'a [Planes],
     pub caches: &'a [CacheView],
     pub is_f16: bool,
-    /// Each state of the plan in all slots, one slot after the other.
-    pub states: &'a [Span],
+    pub states: &'a [StateView],
+    pub max_draft: usize,
     /// Two pieces of scratch for gate and up of different types.
     pub apart: Option<[Span; 2]>,
     /// Pairs in the order of their experts, and tiles of them.
@@ -68,6 +77,8 @@ pub struct Lower<'a> {
     /// First op of each run, and the place behind its dispatches.
     pub ends: Vec<(usize, usize)>,
     n_routers: usize,
+    /// Number of ops before those of the plan: a draft head's follow the model's.
+    n_before: usize,
     /// Index of the first op at hand.
     first: usize,
     /// Uses of the buffers of the op at hand.
@@ -203,6 +214,7 @@ impl<'a> Lower<'a> {
             nodes,
             ends: Vec::new(),
             n_routers: 0,
+            n_before: 0,
             first: 0,
             uses: HashMap::new(),
             op: "",
@@ -301,9 +313,20 @@ impl<'a> Lower<'a> {
         })
     }
 
-    /// What copies a slot of `n` numbers of a state to another.
-    pub fn copy(&mut self, slots: Span, n: usize) -> CopySlot {
-        CopySlot { unit: self.unit(&Draft::new(sources::COPY, "copy")), slots, n: n as u32 }
+    /// What copies a slot of a state to another.
+    pub fn copy(&mut self, state: StateView) -> CopySlot {
+        let numbers = [state.n, state.kept, self.slot_len(state)].map(|n| n as u32);
+        CopySlot { unit: self.unit(&Draft::new(sources::COPY, "copy")), slots: state.span, numbers }
+    }
+
+    /// Numbers of a slot of a state.
+    fn slot_len(&self, state: StateView) -> usize {
+        state.n.saturating_add(state.kept.saturating_mul(self.at.max_draft))
+    }
+
+    /// The next ops are those of the plan's draft head.
+    pub fn start_head(&mut self, head: &'a Plan) {
+        (self.n_before, self.plan) = (self.plan.ops.len(), head);
     }
 
     /// Appends the dispatches of all ops.

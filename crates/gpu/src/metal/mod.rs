@@ -121,7 +121,6 @@ impl Metal {
 
 /// Refuses plans with ops that are not written for it, before anything is laid out.
 fn refuse(plan: &Plan) -> Result<(), CompileError> {
-    CompileError::refuse_drafts("metal", plan)?;
     match plan.all_ops().any(|op| matches!(op, Op::Choose { .. })) {
         true => Err(lower::unsupported("choose the positions that attention sees".into())),
         false => Ok(()),
@@ -144,6 +143,7 @@ impl Backend for Metal {
         let passes = |plan: &mut Plan| {
             passes::fuse(plan);
             fuse::gather_norms(plan);
+            passes::with_draft(plan, fuse::gather_norms);
         };
         Ok(plan.rewrite(passes)?)
     }

@@ -102,7 +102,7 @@ pub fn run(metal: &Metal, kind: Kind) -> Result<(), String> {
     }
 }
 
-/// Logits of a prompt long enough for tiles, of a token behind it, and of a few.
+/// Logits of a prompt long enough for tiles, of a token behind it, of a few, and of one behind drafts.
 fn logits(backend: &dyn Backend, plan: &ValidPlan, checkpoint: &Arc<Checkpoint>) -> Result<Vec<f32>, String> {
     let limits = Limits {
         max_tokens: 40,
@@ -111,16 +111,19 @@ fn logits(backend: &dyn Backend, plan: &ValidPlan, checkpoint: &Arc<Checkpoint>)
         max_positions: 96,
         n_window_pages: 0,
         n_states: 1,
-        max_draft: 0,
+        max_draft: 2,
     };
     let plan = backend.lower(plan.clone()).map_err(|e| e.to_string())?;
     let mut program = backend.compile(&plan, Arc::clone(checkpoint), limits).map_err(|e| e.to_string())?;
     let (mut batch, mut all, mut pos) = (Batch::default(), Vec::new(), 0);
-    for n in [37, 1, 3] {
+    // Of two drafts the first is accepted.
+    for (n, n_draft) in [(37, 0), (1, 0), (3, if plan.whole { 0 } else { 2 }), (1, 0)] {
         let tokens: Vec<u32> = (pos..pos + n).map(|i| (7 * i % N_VOCAB) as u32).collect();
         batch.clear();
         let first = if plan.whole { 0 } else { pos };
-        batch.push(&tokens, first, Tables { pages: &[2, 0, 1], ..Tables::default() }, 0..n);
+        let (own, drafts) = tokens.split_at(n - n_draft);
+        batch.push(own, first, Tables { pages: &[2, 0, 1], ..Tables::default() }, 0..own.len());
+        batch.push_drafts(drafts);
         if plan.whole {
             batch.asks.fill(Ask::Hidden);
             batch.given.spans.push(0..n as u32);
@@ -131,7 +134,10 @@ fn logits(backend: &dyn Backend, plan: &ValidPlan, checkpoint: &Arc<Checkpoint>)
             return Err("a router saw NaN".into());
         }
         all.extend_from_slice(if plan.whole { out.hidden } else { out.logits });
-        pos += n;
+        if let (true, Some(drafts)) = (program.kinds().state && n_draft > 0, program.drafts()) {
+            drafts.commit(0, 1);
+        }
+        pos += n - n_draft / 2;
     }
     Ok(all)
 }

@@ -11,7 +11,8 @@ use clap::{Args, ValueEnum};
 pub struct DraftArgs {
     /// What drafts the next tokens of an answer: one step verifies several, and the answer stays the same. It pays off
     /// where drafts are right often and a step of several tokens costs little more than one. FILE, a model's file,
-    /// folder or name as -m takes it, is a smaller model with the same vocabulary that drafts, as many as pay (CPU)
+    /// folder or name as -m takes it, is a smaller model with the same vocabulary that drafts, as many as pay (CPU,
+    /// Metal)
     #[arg(
         long, value_parser = DraftParser, value_name = "off|auto|ngram|mtp|FILE", default_value = "off",
         help_heading = "Engine"
@@ -40,12 +41,12 @@ pub enum DraftArg {
     /// Nothing
     #[default]
     Off,
-    /// The model's layer if it has one (not with Metal), else the text itself, as many as pay: their number follows
-    /// from measured times and from how often drafts were right
+    /// The model's layer if it has one, else the text itself, as many as pay: their number follows from measured times
+    /// and from how often drafts were right
     Auto,
     /// The text itself: what followed its last tokens the last time. For answers that repeat their prompts
     Ngram,
-    /// The model's own layer for multi-token prediction, if it has one (CPU and CUDA)
+    /// The model's own layer for multi-token prediction, if it has one
     Mtp,
     /// Another model.
     #[value(skip)]

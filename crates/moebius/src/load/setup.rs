@@ -91,31 +91,23 @@ impl EngineSetup {
     }
 
     /// Refuses drafts that the device cannot verify.
-    fn check_drafts(&self, plan: &Plan) -> Result<()> {
-        let (is_metal, is_parted) = (self.kind() == Chosen::Metal, self.step.devices.is_some());
+    fn check_drafts(&self) -> Result<()> {
         match &self.draft.draft {
             DraftArg::Mtp => {
-                ensure!(!is_metal, "--draft mtp requires --backend cpu or cuda");
-                ensure!(!is_parted, "--draft mtp requires one device, without --devices");
+                ensure!(self.step.devices.is_none(), "--draft mtp requires one device, without --devices");
             }
-            DraftArg::Ngram => ensure!(
-                !is_metal || plan.states.is_empty(),
-                "--draft ngram requires --backend cpu or cuda for this model, which has recurrent states"
-            ),
-            DraftArg::Model(_) => ensure!(
-                matches!(self.kind(), Chosen::Cpu | Chosen::Reference),
-                "--draft FILE requires --backend cpu or reference"
-            ),
-            DraftArg::Off | DraftArg::Auto => {}
+            DraftArg::Model(_) => {
+                ensure!(self.kind() != Chosen::Cuda, "--draft FILE requires --backend cpu, metal or reference");
+            }
+            DraftArg::Off | DraftArg::Auto | DraftArg::Ngram => {}
         }
         Ok(())
     }
 
-    /// Returns what a model's own layer for multi-token prediction is to do: on the CPU and on one NVIDIA GPU it may
-    /// draft.
+    /// Returns what a model's own layer for multi-token prediction is to do: on one device it may draft.
     pub fn head(&self) -> DraftArg {
         match &self.draft.draft {
-            DraftArg::Auto if self.kind() == Chosen::Metal || self.step.devices.is_some() => DraftArg::Off,
+            DraftArg::Auto if self.step.devices.is_some() => DraftArg::Off,
             draft => draft.clone(),
         }
     }
@@ -440,14 +432,14 @@ impl EngineSetup {
             (Chosen::Metal, None) => {
                 // The GPU wires mapped weights too, and 2 GiB are left to the rest of the machine.
                 let bytes = metal::device().map_or(0, |device| device.budget_bytes).saturating_sub(2 << 30);
-                Budget::Promise { bytes, overhead: gpu }
+                Budget::Promise { bytes, overhead: gpu + self.draft_bytes }
             }
             (Chosen::Cuda, _) if self.step.gpu_memory.is_some() => Budget::Promise {
                 bytes: self.step.gpu_memory.unwrap_or(0),
                 overhead: device::driver_bytes(self.device.ordinal) + gpu,
             },
             // Of the GPU alone, as long as nothing says what that is to hold.
-            (Chosen::Cuda | Chosen::Metal, Some(bytes)) => Budget::Promise { bytes, overhead: gpu },
+            (Chosen::Cuda | Chosen::Metal, Some(bytes)) => Budget::Promise { bytes, overhead: gpu + self.draft_bytes },
             (Chosen::Cuda, None) if self.devices().len() > 1 => {
                 // Every device has to hold its part.
                 let free: Option<Vec<usize>> = self.devices().iter().map(|&n| device::free_on_device(n)).collect();
@@ -506,10 +498,7 @@ impl EngineSetup {
 
     fn prepare_here(&self, checkpoint: &Checkpoint, plan: ValidPlan) -> Result<Prepared> {
         ensure!(self.step.devices.is_none() || self.kind() == Chosen::Cuda, "--devices requires --backend cuda");
-        self.check_drafts(&plan)?;
-        if self.draft.draft == DraftArg::Auto && self.kind() == Chosen::Metal && !plan.states.is_empty() {
-            return EngineSetup { draft: DraftArgs::default(), ..self.clone() }.prepare_here(checkpoint, plan);
-        }
+        self.check_drafts()?;
         self.check_cache(&plan)?;
         let draft = Drafting::open(self, checkpoint)?;
         // One look at what the process takes, for all that is decided: a second one may find more.
