@@ -6,7 +6,7 @@ use checkpoint::Checkpoint;
 use model::plan::{Buf, CacheDecl, Elem, Op, Plan, StateDecl, ValidPlan, memory};
 
 use super::fuse;
-use super::lower::{CacheView, Lower, Places, StateView, unsupported};
+use super::lower::{CacheView, Lower, Places, Ranks, StateView, unsupported};
 use super::variants;
 use super::{Metal, Tuning};
 use crate::commands::drafts;
@@ -16,12 +16,15 @@ use crate::commands::program::{CommandProgram, Half, Head, Parts, Plain};
 use crate::commands::tables::{self, Kept, Tables};
 use crate::commands::weights::{self, Weights};
 use crate::commands::{Gpu, GpuError, Span};
-use backend::CacheType;
 use backend::inputs::Inputs;
 use backend::residency::Residency;
 use backend::rope::Angles;
 use backend::routing::RoutingTrace;
-use backend::{CompileError, Footprint, Kinds, Limits, PAGE, Part, Takes};
+use backend::{CacheType, CompileError, Footprint, Kinds, KvType, Limits, PAGE, Part, Takes};
+
+/// Ranks of positions that there is room for, unless a step is to have more slices than these.
+const MOST_RANKS: usize = 1 << 20;
+const MAX_SLICES: usize = 8;
 
 /// The oldest family whose GPUs have what the kernels use.
 const LEAST_FAMILY: u32 = 7;
@@ -50,6 +53,9 @@ pub fn lay(
     kinds.check(limits)?;
     if let Some(buf) = plan.bufs.iter().find(|buf| !matches!(buf.elem, Elem::F32 | Elem::U32)) {
         return Err(unsupported(format!("keep {} in {:?}", buf.name, buf.elem)));
+    }
+    if let Some(what) = cache_misfit(metal.cache, plan) {
+        return Err(unsupported(what));
     }
     let limits = Limits { max_outputs: limits.max_outputs.min(limits.max_tokens), ..limits };
     let (family, max_buffer) = (gpu.caps().family, gpu.caps().max_buffer);
@@ -83,17 +89,22 @@ pub fn lay(
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         gpu.write(span, &bytes).map_err(failed)?;
     }
-    let is_f16 = metal.cache.is_f16("metal")?;
     let places = Places {
         bufs: &bufs,
         weights: &weights,
         caches: &caches,
-        is_f16,
+        cache: metal.cache,
         states: &states,
         max_draft: limits.max_draft,
         apart: pair(memory.apart),
         groups: pair(memory.groups),
         parts: memory.parts.map(|(piece, part, n)| (own[piece], part, n)),
+        ranks: memory.ranks.map(|(piece, stride, tokens)| Ranks {
+            span: own[piece],
+            stride,
+            tokens,
+            slices: limits.max_tokens.div_ceil(tokens),
+        }),
         faults,
         constants: &filled,
         tuning: metal.tuning,
@@ -227,6 +238,8 @@ struct Memory {
     groups: Option<[usize; 2]>,
     /// The piece of `own` for parts of attention, positions of a part, and the number of parts.
     parts: Option<(usize, usize, usize)>,
+    /// The piece of `own` for ranks of positions, ranks of a token, and tokens of a slice.
+    ranks: Option<(usize, usize, usize)>,
     /// Pieces of `own` for the values of each op that fills rows with them, by the op's index.
     constants: Vec<(usize, usize)>,
     /// Buffers of ids.
@@ -274,7 +287,7 @@ impl Memory {
         // Few rows alone are split: of each head the sums of a part, its largest score and its sum of shares.
         let (part, n_parts) = variants::attention_parts(metal.tuning, limits.max_positions);
         let widths = plan.all_ops().filter_map(|op| match *op {
-            Op::Attention { cache, n_head, window: None, .. } if !plan.sees_spans(None) => {
+            Op::Attention { cache, n_head, window: None, chosen: None, .. } if !plan.sees_spans(None) => {
                 Some(n_head.saturating_mul(plan.caches[cache.0 as usize].d_v + 2))
             }
             _ => None,
@@ -282,6 +295,13 @@ impl Memory {
         let n_rows = max_tokens.min(variants::LEAST_ROWS - 1);
         let bytes = widths.max().map(|width| width.saturating_mul(4 * n_rows).saturating_mul(n_parts));
         let parts = bytes.filter(|_| n_parts > 1).map(|bytes| (own.add(bytes, max_buffer), part, n_parts));
+        let chooses = |op: &Op| matches!(op, Op::Choose { out, .. } if limits.max_positions > plan.buf(*out).width);
+        let ranks = plan.all_ops().any(chooses).then(|| {
+            let stride = limits.max_positions.next_multiple_of(PAGE);
+            let tokens = (MOST_RANKS / stride).max(max_tokens.div_ceil(MAX_SLICES)).clamp(1, max_tokens.max(1));
+            let piece = own.add(tokens.saturating_mul(stride).saturating_mul(4), max_buffer);
+            (piece, stride, tokens)
+        });
         let mut caches = Layout::default();
         for decl in &plan.caches {
             for bytes in planes(decl, limits, metal.cache) {
@@ -303,6 +323,7 @@ impl Memory {
             apart,
             groups,
             parts,
+            ranks,
             constants,
             routed,
             caches,
@@ -345,12 +366,20 @@ fn apart(plan: &Plan, op: &Op) -> Option<Buf> {
 /// Bytes of a layer's keys and values; those have no place of their own where they are found in the keys.
 fn planes(decl: &CacheDecl, limits: Limits, cache: CacheType) -> Vec<usize> {
     let n_pages = if decl.window.is_some() { limits.n_window_pages } else { limits.n_pages };
-    let element = if cache == CacheType::F16 { 2 } else { 4 };
-    let plane = |d: usize| n_pages.saturating_mul(PAGE * element).saturating_mul(decl.n_kv.saturating_mul(d));
+    let plane = |t: KvType, d: usize| {
+        n_pages.saturating_mul(PAGE).saturating_mul(decl.n_kv).saturating_mul(t.bytes(d).unwrap_or(usize::MAX))
+    };
     match decl.v_in_k {
-        true => vec![plane(decl.d_k)],
-        false => vec![plane(decl.d_k), plane(decl.d_v)],
+        true => vec![plane(cache.k, decl.d_k)],
+        false => vec![plane(cache.k, decl.d_k), plane(cache.v, decl.d_v)],
     }
+}
+
+/// Why a plan's caches cannot be kept in these types; `None` where they can.
+pub fn cache_misfit(cache: CacheType, plan: &Plan) -> Option<String> {
+    let is_unknown = [cache.k, cache.v].contains(&KvType::Q4_0);
+    let unknown = || is_unknown.then(|| format!("keep a cache of type {cache}: Metal supports f16, f32 and q8_0"));
+    cache.misfit(plan).or_else(unknown)
 }
 
 fn caches(plan: &Plan, spans: &[Span]) -> Vec<CacheView> {

@@ -54,7 +54,9 @@ pub fn steps(plan: &Plan, off: Off) -> Vec<Step> {
             from = from.max(written[buf]).max(readers);
         }
         let cache = |op: &Op| match op {
-            Op::KvAppend { cache, .. } | Op::Attention { cache, .. } => Some(cache.0 as usize),
+            Op::KvAppend { cache, .. } | Op::Choose { cache, .. } | Op::Attention { cache, .. } => {
+                Some(cache.0 as usize)
+            }
             _ => None,
         };
         let state = |op: &Op| op.state().map(|state| state.0 as usize);

@@ -19,7 +19,7 @@ use crate::commands::node::{CopySlot, Extent, Form, Node, Place, THREADS, When, 
 use crate::commands::tables::Table;
 use crate::commands::weights::Planes;
 use crate::commands::{Span, Unit, Use};
-use backend::CompileError;
+use backend::{CacheType, CompileError};
 
 /// Maximum number of experts that a row may use: a lane each.
 const MAX_USED: usize = 32;
@@ -40,9 +40,20 @@ pub struct CacheView {
 #[derive(Clone, Copy, Debug)]
 pub struct StateView {
     pub span: Span,
-    /// Its numbers, and those that a slot keeps of a draft behind them.
+    /// Its numbers, and those that a slot keeps of a draft after them.
     pub n: usize,
     pub kept: usize,
+}
+
+/// Scratch for the choice of positions: ranks of a slice of a step's tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Ranks {
+    pub span: Span,
+    /// Ranks of a token.
+    pub stride: usize,
+    /// Tokens of a slice, and slices of the longest step.
+    pub tokens: usize,
+    pub slices: usize,
 }
 
 /// Where a plan's data lies in the GPU's memory.
@@ -52,7 +63,7 @@ pub struct Places<'a> {
     pub bufs: &'a [Span],
     pub weights: &'a [Planes],
     pub caches: &'a [CacheView],
-    pub is_f16: bool,
+    pub cache: CacheType,
     pub states: &'a [StateView],
     pub max_draft: usize,
     /// Two pieces of scratch for gate and up of different types.
@@ -61,6 +72,8 @@ pub struct Places<'a> {
     pub groups: Option<[Span; 2]>,
     /// Scratch for parts of attention, positions of a part, and the number of parts.
     pub parts: Option<(Span, usize, usize)>,
+    /// Scratch for the choice of positions, where sequences may have more than are chosen.
+    pub ranks: Option<Ranks>,
     /// A word for each row of each router.
     pub faults: &'a [Span],
     /// Values that ops fill rows with, by the op's index.
@@ -423,15 +436,16 @@ impl<'a> Lower<'a> {
             Op::Gelu { x, form } => self.gelu(x, form),
             Op::Clamp { x, low, high } => self.clamp(x, [low, high]),
             Op::Constant { ref values, out } => self.constant(values.len(), out),
-            Op::Choose { .. } => return Err(unsupported("choose the positions that attention sees".into())),
+            Op::Choose { cache, q, weights, out } => self.choose(cache, [q, weights], out),
             Op::AllReduce { .. } => return Err(unsupported("compute a part of a plan".into())),
             Op::Input { x, first, mode } => self.input(x, first, mode),
             Op::Softcap { x, cap } => self.softcap(x, cap),
             Op::GateBy { x, gate, factor } => self.gate_by(x, gate, factor),
             Op::Select { x, out } => self.select(x, out),
             Op::KvAppend { cache, k, v } => self.kv_append(cache, k, v),
-            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen: _, sinks, out } => {
-                self.attention(cache, q, n_head, [scale, softcap.unwrap_or(0.0)], (window, chunked), sinks, out);
+            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen, sinks, out } => {
+                let numbers = [scale, softcap.unwrap_or(0.0)];
+                self.attention(cache, q, n_head, numbers, (window, chunked), chosen, sinks, out);
             }
             Op::Route { logits, ref router, n_used, ids, weights } => {
                 return self.route(logits, 1.0, router, n_used, ids, weights);

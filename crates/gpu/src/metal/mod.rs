@@ -22,6 +22,7 @@ use checkpoint::Checkpoint;
 use model::plan::{Op, Plan, ValidPlan, WeightDecl, passes};
 use quant::WeightType;
 
+pub use compile::cache_misfit;
 pub use variants::{Off, Tuning};
 
 use crate::commands::{Gpu, GpuError};
@@ -119,10 +120,14 @@ impl Metal {
     }
 }
 
-/// Refuses plans with ops that are not written for it, before anything is laid out.
+/// Refuses plans with forms of ops that are not written for it, before anything is laid out.
 fn refuse(plan: &Plan) -> Result<(), CompileError> {
-    match plan.all_ops().any(|op| matches!(op, Op::Choose { .. })) {
-        true => Err(lower::unsupported("choose the positions that attention sees".into())),
+    let is_both = |op: &Op| match *op {
+        Op::Attention { chosen, window, .. } => chosen.is_some() && crate::heeds_spans(plan, window),
+        _ => false,
+    };
+    match plan.all_ops().any(is_both) {
+        true => Err(lower::unsupported("choose the positions that tokens of an image see".into())),
         false => Ok(()),
     }
 }

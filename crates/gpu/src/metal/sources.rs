@@ -43,6 +43,7 @@ sources! {
     ATTENTION_MERGE = "attention_merge.metal";
     ATTENTION_TILES = "attention_tiles.metal";
     CAUSAL_CONV = "causal_conv.metal";
+    CHOOSE = "choose.metal";
     CLAMP = "clamp.metal";
     COMBINE = "combine.metal";
     CONSTANT = "constant.metal";

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail, ensure};
-use backend::CacheType;
 use backend::experts::layout::Layout;
 use backend::reference::{Reference, Rounded};
 use backend::residency::{Policy, Residency};
@@ -328,13 +327,7 @@ impl EngineSetup {
         let misfit = match self.kind() {
             Chosen::Cpu | Chosen::Reference => cache.misfit(plan),
             Chosen::Cuda => cuda::cache_misfit(cache, plan),
-            Chosen::Metal => {
-                ensure!(
-                    [CacheType::F16, CacheType::F32].contains(&cache),
-                    "--cache-type {cache} requires --backend cpu or cuda: Metal supports f16 and f32"
-                );
-                None
-            }
+            Chosen::Metal => metal::cache_misfit(cache, plan),
         };
         misfit.map_or(Ok(()), |what| Err(anyhow!("--cache-type {cache} cannot {what}")))
     }
