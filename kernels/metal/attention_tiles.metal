@@ -9,8 +9,8 @@
 //
 // Positions that no row sees are staged as zeros: what was never written may be NaN. Where values are not finite, which
 // a product with a share of zero would spread to rows that do not see them, each row adds up what it sees by itself.
-// Compiled for a cache: D_K, D_V, KV_F16, V_IN_K (values are the first D_V numbers of the keys); SINKS 0 or 1; ROWS: 8,
-// 16 or 32; SPANS as `attention.metal` has it: ends of spans ascend in a chunk.
+// Compiled for a cache: D_K, D_V, K_TYPE, V_TYPE, V_IN_K (values are the first D_V numbers of the keys); SINKS 0 or 1;
+// ROWS: 8, 16 or 32; SPANS as `attention.metal` has it: ends of spans ascend in a chunk.
 // grid (ceil(tokens of the longest chunk * heads of a group / ROWS), n_kv, chunks), 128 threads
 #include "metal/common.h"
 #include "metal/kv.h"
@@ -45,23 +45,23 @@ struct AttentionTiles {
     float softcap; // 0: none
 };
 
-// Four numbers that follow each other, of which those of `from..=to` are loaded; the others are zero.
-inline float4 four_between(device const Kv* row, uint at, uint from, uint to) {
-    if (at >= from && at + 3 <= to) return float4(*(device const Kv4*)(row + at));
+// Number i of keys at four positions from p on, of which those of `from..=to` are loaded; the others are zero.
+inline float4 keys_between(device const Key* keys, uint i, uint p, uint from, uint to) {
+    if (p >= from && p + 3 <= to) return keys_at(keys, D_K, p, i);
     float4 v = float4(0.0f);
-    for (uint i = 0; i < 4; i++) {
-        if (at + i >= from && at + i <= to) v[i] = float(row[at + i]);
+    for (uint e = 0; e < 4; e++) {
+        if (p + e >= from && p + e <= to) v[e] = key_at(keys, D_K, p + e, i);
     }
     return v;
 }
 
 // Numbers first..first + 64 of a page's 32 keys, [64][S_STRIDE]; those behind D_K, and positions outside, are zero.
 // Whether all that this thread has staged are finite.
-inline bool stage_keys(device const Kv* keys, uint first, uint from, uint to, threadgroup float4* staged, uint t) {
+inline bool stage_keys(device const Key* keys, uint first, uint from, uint to, threadgroup float4* staged, uint t) {
     float4 none = float4(0.0f); // stays so
     for (uint i = t / 8; i < 64; i += 16) {
         float4 v = float4(0.0f);
-        if (first + i < D_K) v = four_between(keys + (first + i) * PAGE, 4 * (t % 8), from, to);
+        if (first + i < D_K) v = keys_between(keys, first + i, 4 * (t % 8), from, to);
         staged[i * (S_STRIDE / 4) + t % 8] = v;
         none = fma(v, float4(0.0f), none);
     }
@@ -70,7 +70,8 @@ inline bool stage_keys(device const Kv* keys, uint first, uint from, uint to, th
 
 #if !V_IN_K
 // Columns first..first + 64 of a page's 32 values, [32][V_STRIDE]; the same of them.
-inline bool stage_values(device const Kv* values, uint first, uint from, uint to, threadgroup float4* staged, uint t) {
+inline bool stage_values(device const Value* values, uint first, uint from, uint to, threadgroup float4* staged,
+                         uint t) {
     const uint d = first + 4 * (t % 16);
     const bool is_whole = from == 0 && to == PAGE - 1;
     float4 none = float4(0.0f);
@@ -78,10 +79,10 @@ inline bool stage_values(device const Kv* values, uint first, uint from, uint to
         float4 v = float4(0.0f);
         if (is_whole || (p >= from && p <= to)) {
 #if D_V % 4 == 0
-            if (d < D_V) v = float4(*(device const Kv4*)(values + p * D_V + d));
+            if (d < D_V) v = values_at(values, D_V, p, d);
 #else
             for (uint i = 0; i < 4; i++) {
-                if (d + i < D_V) v[i] = float(values[p * D_V + d + i]);
+                if (d + i < D_V) v[i] = value_at(values, D_V, p, d + i);
             }
 #endif
         }
@@ -92,9 +93,9 @@ inline bool stage_values(device const Kv* values, uint first, uint from, uint to
 }
 #endif
 
-kernel void attention_tiles(device const float* q [[buffer(0)]], device const Kv* k_cache [[buffer(1)]],
+kernel void attention_tiles(device const float* q [[buffer(0)]], device const Key* k_cache [[buffer(1)]],
 #if !V_IN_K
-                            device const Kv* v_cache [[buffer(2)]],
+                            device const Value* v_cache [[buffer(2)]],
 #endif
                             device float* out [[buffer(3)]], constant AttentionTiles& a [[buffer(4)]],
                             device const Chunk* chunks [[buffer(7)]], device const uint* pages [[buffer(8)]],
@@ -156,7 +157,7 @@ kernel void attention_tiles(device const float* q [[buffer(0)]], device const Kv
     const uint first_row = ROWS == 32 ? 16 * (sg / 2) : 0, first_position = ROWS == 32 ? 16 * (sg % 2) : 8 * sg;
     for (uint block = first / PAGE; block <= last / PAGE; block++) {
         const ulong at = (ulong)page_of(pages, c, a.windowed, block) * a.n_kv + kv_head;
-        device const Kv* keys = k_cache + at * D_K * PAGE;
+        device const Key* keys = k_cache + at * page_of_keys(D_K);
         const uint from = max(first, block * PAGE) - block * PAGE;
         const uint to = min(last, block * PAGE + PAGE - 1) - block * PAGE;
         simdgroup_float8x8 s[S_ROWS][S_POSITIONS];
@@ -206,7 +207,7 @@ kernel void attention_tiles(device const float* q [[buffer(0)]], device const Kv
 #if V_IN_K
             const bool is_finite = stage_keys(keys, 64 * i, from, to, pieces, t);
 #else
-            const bool is_finite = stage_values(v_cache + at * PAGE * D_V, 64 * i, from, to, pieces, t);
+            const bool is_finite = stage_values(v_cache + at * page_of_values(D_V), 64 * i, from, to, pieces, t);
 #endif
             const bool is_tame = simd_all(is_finite);
             if (lane == 0) is_wild[sg] = is_tame ? 0 : 1;

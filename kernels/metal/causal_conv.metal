@@ -1,5 +1,6 @@
 // causal_conv: out[t, c] = sum_j w[c, j] * row[t + j, c] (+ bias[c]) over the rows [state | x] of a chunk, then silu
-// with SILU; the last WIDTH - 1 of the rows become the state. A thread a channel of TILE tokens of a chunk.
+// with SILU; the last WIDTH - 1 of the rows become the state, with those of drafts after them. A thread a channel of
+// TILE tokens of a chunk.
 //
 // A chunk's first tile alone reads the old state, since TILE >= WIDTH - 1, and writes the new one when it has read it.
 // Compiled with WIDTH, BIAS and SILU 0 or 1.
@@ -13,6 +14,7 @@ static_assert(STATE_ROWS <= TILE, "a tile holds a state");
 
 struct CausalConv {
     uint d;
+    uint slot; // numbers of a slot of states
 };
 
 kernel void causal_conv(device const float* x [[buffer(0)]], device const float* w [[buffer(1)]],
@@ -26,7 +28,8 @@ kernel void causal_conv(device const float* x [[buffer(0)]], device const float*
     device const Chunk& c = chunks[group.z];
     if (channel >= a.d || begin >= c.len) return;
     device const float* from = x + (ulong)c.first * a.d + channel;
-    device float* state = states + (ulong)c.state * STATE_ROWS * a.d + channel;
+    device float* state = states + (ulong)c.state * a.slot + channel;
+    device const float* old = state + (ulong)c.n_replay * a.d;
     // The rows before the next one, oldest first, and what they are multiplied with.
     float taps[WIDTH], rows[WIDTH];
     for (uint j = 0; j < WIDTH; j++) taps[j] = w[(ulong)channel * WIDTH + j];
@@ -34,12 +37,13 @@ kernel void causal_conv(device const float* x [[buffer(0)]], device const float*
         if (begin > 0) {
             rows[j] = from[(ulong)(begin - STATE_ROWS + j) * a.d];
         } else {
-            rows[j] = c.pos == 0 ? 0.0f : state[(ulong)j * a.d];
+            rows[j] = c.pos == 0 ? 0.0f : old[(ulong)j * a.d];
         }
     }
     if (begin == 0) {
-        for (uint j = 0; j < STATE_ROWS; j++) {
-            const uint row = c.len + j; // of STATE_ROWS + len
+        // The last rows before the drafts, and those of the drafts.
+        for (uint j = 0; j < STATE_ROWS + c.n_draft; j++) {
+            const uint row = c.len - c.n_draft + j; // of STATE_ROWS + len
             float v = 0.0f;
             for (uint i = 0; i < STATE_ROWS; i++) v = row == i ? rows[i] : v;
             if (row >= STATE_ROWS) v = from[(ulong)(row - STATE_ROWS) * a.d];

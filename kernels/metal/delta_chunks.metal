@@ -9,8 +9,8 @@
 // A simdgroup keeps 8 * BLOCKS columns of S of a head in matrices through the chunk. All share K, A, P and the inverse,
 // which the first makes while the others multiply. Where a key, a value or a gate is not finite, which products with 0
 // would spread to positions before it, the tile goes position by position on the state in memory. The state lies as
-// `delta_net` has it, and slots and parameters are its own. Compiled with D_K, BLOCKS, SIMDGROUPS, NORM 0 or 1, with
-// which a threadgroup has all columns of a head.
+// `delta_net` has it, and slots and parameters are its own. No step of it has drafts. Compiled with D_K, BLOCKS,
+// SIMDGROUPS, NORM 0 or 1, with which a threadgroup has all columns of a head.
 // grid (ceil(d_v / (8 * BLOCKS * SIMDGROUPS)), n_v_head, chunks), 32 * SIMDGROUPS threads
 #include "metal/common.h"
 #include "metal/chunk.h"
@@ -28,6 +28,7 @@ struct DeltaNet {
     uint n_v_head;
     uint d_v;
     uint tiled; // heads of v that share a head of k are n_k_head apart, else side by side
+    uint slot; // numbers of a slot of states
 #if NORM
     float eps;
 #endif
@@ -58,7 +59,7 @@ kernel void delta_chunks(device const float* q [[buffer(0)]], device const float
     const uint k_head = a.tiled ? head % a.n_k_head : head / (a.n_v_head / a.n_k_head);
     const uint row = row_of_lane(lane), column = column_of_lane(lane);
     device const Chunk& c = chunks[group.z];
-    device float* state = states + ((ulong)c.state * a.n_v_head + head) * a.d_v * D_K;
+    device float* state = states + (ulong)c.state * a.slot + (ulong)head * a.d_v * D_K;
 
     simdgroup_float8x8 s[K_STEPS][BLOCKS]; // [i, column]
     for (uint j = 0; j < K_STEPS; j++) {

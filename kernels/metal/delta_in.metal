@@ -29,6 +29,7 @@ struct DeltaIn {
     float q_scale;
     float k_eps;
     float k_scale;
+    uint slot; // numbers of a slot of states
 };
 
 kernel void delta_in(device const float* x [[buffer(0)]], device const float* w [[buffer(1)]],
@@ -77,7 +78,8 @@ kernel void delta_in(device const float* x [[buffer(0)]], device const float* w 
     }
     first += head * n;
     device const float* from = x + (ulong)c.first * a.d + first;
-    device float* state = states + (ulong)c.state * STATE_ROWS * a.d + first;
+    device float* state = states + (ulong)c.state * a.slot + first;
+    device const float* old = state + (ulong)c.n_replay * a.d;
     // For each channel the rows before the next one, oldest first, and what they are multiplied with.
     float taps[EACH][WIDTH], rows[EACH][WIDTH];
     for (uint e = 0; e < EACH; e++) {
@@ -89,12 +91,13 @@ kernel void delta_in(device const float* x [[buffer(0)]], device const float* w 
             if (begin > 0) {
                 rows[e][j] = from[(ulong)(begin - STATE_ROWS + j) * a.d + channel];
             } else if (c.pos != 0) {
-                rows[e][j] = state[(ulong)j * a.d + channel];
+                rows[e][j] = old[(ulong)j * a.d + channel];
             }
         }
         if (begin > 0 || channel >= n) continue;
-        for (uint j = 0; j < STATE_ROWS; j++) {
-            const uint row = c.len + j; // of STATE_ROWS + len
+        // The last rows before the drafts, and those of the drafts.
+        for (uint j = 0; j < STATE_ROWS + c.n_draft; j++) {
+            const uint row = c.len - c.n_draft + j; // of STATE_ROWS + len
             float next = 0.0f;
             for (uint i = 0; i < STATE_ROWS; i++) next = row == i ? rows[e][i] : next;
             if (row >= STATE_ROWS) next = from[(ulong)(row - STATE_ROWS) * a.d + channel];

@@ -2,9 +2,9 @@
 // simdgroup takes 4 * FOURS columns of S of a head through a chunk, in registers: lane l has their numbers l, l + 32,
 // ... Columns of S lie as rows, [n_v_head, d_v, D_K], so that a simdgroup reads them side by side. With NORM a
 // threadgroup has all columns of a head, and out = rms_norm(out) * w * silu(gate). With SUM, S += k (x) beta*v; with
-// SKIP, out += skip*v; with BY_ROW each row of S has its decay. Compiled with D_K, FOURS, SIMDGROUPS of a threadgroup,
-// NORM, SUM, SKIP and BY_ROW 0 or 1. grid (ceil(d_v / (4 * FOURS * SIMDGROUPS)), n_v_head, chunks), 32 * SIMDGROUPS
-// threads
+// SKIP, out += skip*v; with BY_ROW each row of S has its decay. The state is stored before a chunk's drafts. Compiled
+// with D_K, FOURS, SIMDGROUPS of a threadgroup, NORM, SUM, SKIP and BY_ROW 0 or 1.
+// grid (ceil(d_v / (4 * FOURS * SIMDGROUPS)), n_v_head, chunks), 32 * SIMDGROUPS threads
 #include "metal/common.h"
 #include "metal/chunk.h"
 
@@ -16,6 +16,7 @@ struct DeltaNet {
     uint n_v_head;
     uint d_v;
     uint tiled; // heads of v that share a head of k are n_k_head apart, else side by side
+    uint slot; // numbers of a slot of states
 #if NORM
     float eps;
 #endif
@@ -42,7 +43,8 @@ kernel void delta_net(device const float* q [[buffer(0)]], device const float* k
 #endif
     const uint k_head = a.tiled ? head % a.n_k_head : head / (a.n_v_head / a.n_k_head);
     device const Chunk& c = chunks[group.z];
-    device float* state = states + ((ulong)c.state * a.n_v_head + head) * a.d_v * D_K;
+    device float* state = states + (ulong)c.state * a.slot + (ulong)head * a.d_v * D_K;
+    const uint own_end = c.first + c.len - c.n_draft;
 
     float4 s[FOURS][EACH];
     for (uint f = 0; f < FOURS; f++) {
@@ -123,14 +125,15 @@ kernel void delta_net(device const float* q [[buffer(0)]], device const float* k
             out[at * a.d_v + i] = found[f][lane];
 #endif
         }
-    }
-    for (uint f = 0; f < FOURS; f++) {
-        for (uint j = 0; j < EACH; j++) {
-            const uint i = 32 * j + lane;
-            if (i >= D_K) continue;
-            for (uint column = 0; column < 4; column++) {
-                const uint at = begin + 4 * f + column;
-                if (at < a.d_v) state[(ulong)at * D_K + i] = s[f][j][column];
+        if (t + 1 != own_end) continue;
+        for (uint f = 0; f < FOURS; f++) {
+            for (uint j = 0; j < EACH; j++) {
+                const uint i = 32 * j + lane;
+                if (i >= D_K) continue;
+                for (uint column = 0; column < 4; column++) {
+                    const uint own = begin + 4 * f + column;
+                    if (own < a.d_v) state[(ulong)own * D_K + i] = s[f][j][column];
+                }
             }
         }
     }

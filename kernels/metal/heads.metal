@@ -1,11 +1,11 @@
 // heads: what comes before attention: norms of the heads of q, k and v, rotary embeddings of q and k, and k and v into
 // the paged cache. A simdgroup a head, with heads of q first, then of k, then of v.
 //
-// A lane reads the numbers that it writes and no others, so that nothing waits. q and k are changed in place as well,
-// as the plan has them. With HAS_GATE heads of q come from rows in which each has one of a gate behind it; those are
-// copied, by simdgroups behind the ones of q. Compiled for a cache: D_K, D_V, KV_F16; HAS_Q, HAS_V 0 or 1; with HAS_Q
-// also HAS_GATE 0 or 1; Q_NORM, K_NORM, V_NORM 0 without, 1 without a weight, 2 with one; Q_ROPE, K_ROPE 0 or 1. grid
-// (ceil(heads / 2), T), 64 threads
+// A lane reads the numbers that it writes and no others, so that nothing waits, but for keys in blocks. q and k are
+// changed in place as well, as the plan has them. With HAS_GATE heads of q come from rows in which each has one of a
+// gate after it; those are copied, by simdgroups after the ones of q. Compiled for a cache: D_K, D_V, K_TYPE, V_TYPE;
+// HAS_Q, HAS_V 0 or 1; with HAS_Q also HAS_GATE 0 or 1; Q_NORM, K_NORM, V_NORM 0 without, 1 without a weight, 2 with
+// one; Q_ROPE, K_ROPE 0 or 1. grid (ceil(heads / 2), T), 64 threads
 #include "metal/common.h"
 #include "metal/kv.h"
 #include "metal/pair.h"
@@ -37,9 +37,9 @@ kernel void heads(constant Heads& a [[buffer(0)]],
                   device const float* whole [[buffer(14)]], device float* gate [[buffer(15)]],
 #endif
 #endif
-                  device float* k [[buffer(2)]], device Kv* k_cache [[buffer(3)]],
+                  device float* k [[buffer(2)]], device Key* k_cache [[buffer(3)]],
 #if HAS_V
-                  device const float* v [[buffer(4)]], device Kv* v_cache [[buffer(5)]],
+                  device const float* v [[buffer(4)]], device Value* v_cache [[buffer(5)]],
 #endif
 #if Q_NORM == 2
                   device const float* q_w [[buffer(6)]],
@@ -113,7 +113,7 @@ kernel void heads(constant Heads& a [[buffer(0)]],
 #endif
     if (head < a.n_kv) {
         device float* row = k + ((ulong)token * a.n_kv + head) * D_K;
-        device Kv* to = k_cache + (page * a.n_kv + head) * D_K * PAGE + slot;
+        device Key* to = k_cache + (page * a.n_kv + head) * page_of_keys(D_K);
 #if K_ROPE
         const uint rotated = a.half_width;
 #else
@@ -137,30 +137,39 @@ kernel void heads(constant Heads& a [[buffer(0)]],
             if (p.is_pair) {
                 const float c = angle[2 * i], s = angle[2 * i + 1], turned = x * s + y * c;
                 row[second] = turned;
-                to[second * PAGE] = kv_store(turned);
+#if K_TYPE != 2
+                store_key(to, D_K, slot, second, turned);
+#endif
                 x = x * c - y * s;
             }
 #endif
             row[first] = x;
-            to[first * PAGE] = kv_store(x);
+#if K_TYPE != 2
+            store_key(to, D_K, slot, first, x);
+#endif
         }
+#if K_TYPE == 2
+        // Blocks are made of what all lanes have written.
+        simdgroup_barrier(mem_flags::mem_device);
+        for (uint i = lane; i < D_K; i += 32) store_key(to, D_K, slot, i, row[i]);
+#endif
         return;
     }
 #if HAS_V
     head -= a.n_kv;
     if (head >= a.n_kv) return;
     device const float* row = v + ((ulong)token * a.n_kv + head) * D_V;
-    device Kv* to = v_cache + ((page * a.n_kv + head) * PAGE + slot) * D_V;
+    device Value* to = v_cache + (page * a.n_kv + head) * page_of_values(D_V);
 #if V_NORM
     const float by = scale_of(row, D_V, 0, 0, a.eps, lane);
 #endif
     for (uint i = lane; i < D_V; i += 32) {
 #if V_NORM == 2
-        to[i] = kv_store(row[i] * by * v_w[i]);
+        store_value(to, D_V, slot, i, row[i] * by * v_w[i]);
 #elif V_NORM
-        to[i] = kv_store(row[i] * by);
+        store_value(to, D_V, slot, i, row[i] * by);
 #else
-        to[i] = kv_store(row[i]);
+        store_value(to, D_V, slot, i, row[i]);
 #endif
     }
 #endif

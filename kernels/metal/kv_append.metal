@@ -1,6 +1,6 @@
 // kv_append: writes the keys and values of the step's tokens at their positions of the paged cache. A threadgroup a
 // token.
-// Compiled with KV_F16, and HAS_V 0 where values are found in the keys.
+// Compiled with K_TYPE, V_TYPE, and HAS_V 0 where values are found in the keys.
 // grid (T), 64 threads
 #include "metal/common.h"
 #include "metal/kv.h"
@@ -12,9 +12,9 @@ struct KvAppend {
     uint windowed;
 };
 
-kernel void kv_append(device const float* k [[buffer(0)]], device Kv* k_cache [[buffer(1)]],
+kernel void kv_append(device const float* k [[buffer(0)]], device Key* k_cache [[buffer(1)]],
 #if HAS_V
-                      device const float* v [[buffer(2)]], device Kv* v_cache [[buffer(3)]],
+                      device const float* v [[buffer(2)]], device Value* v_cache [[buffer(3)]],
 #endif
                       constant KvAppend& a [[buffer(4)]], device const uint* positions [[buffer(5)]],
                       device const uint* chunk_of [[buffer(6)]], device const Chunk* chunks [[buffer(7)]],
@@ -23,13 +23,13 @@ kernel void kv_append(device const float* k [[buffer(0)]], device Kv* k_cache [[
     const uint pos = positions[token], slot = pos % PAGE;
     const uint page = page_of(pages, chunks[chunk_of[token]], a.windowed, pos / PAGE);
     for (uint i = t; i < a.n_kv * a.d_k; i += 64) {
-        // Element i is number i % d_k of head i / d_k.
-        k_cache[((ulong)page * a.n_kv * a.d_k + i) * PAGE + slot] = kv_store(k[(ulong)token * a.n_kv * a.d_k + i]);
+        device Key* head = k_cache + ((ulong)page * a.n_kv + i / a.d_k) * page_of_keys(a.d_k);
+        store_key(head, a.d_k, slot, i % a.d_k, k[(ulong)token * a.n_kv * a.d_k + i]);
     }
 #if HAS_V
     for (uint i = t; i < a.n_kv * a.d_v; i += 64) {
-        const ulong head = (ulong)page * a.n_kv + i / a.d_v;
-        v_cache[(head * PAGE + slot) * a.d_v + i % a.d_v] = kv_store(v[(ulong)token * a.n_kv * a.d_v + i]);
+        device Value* head = v_cache + ((ulong)page * a.n_kv + i / a.d_v) * page_of_values(a.d_v);
+        store_value(head, a.d_v, slot, i % a.d_v, v[(ulong)token * a.n_kv * a.d_v + i]);
     }
 #endif
 }

@@ -1,6 +1,6 @@
 // latent_in: what a latent cache keeps of a token: its latent, normed, and behind it the numbers that are rotated. A
 // threadgroup a token. With HAS_Q another threadgroup norms the token's latent query: q_out = rms_norm(q).
-// Compiled for a cache: D_K, KV_F16; HAS_Q 0 or 1.
+// Compiled for a cache: D_K, K_TYPE, V_TYPE; HAS_Q 0 or 1.
 // grid (1 + HAS_Q, T), 64 threads
 #include "metal/common.h"
 #include "metal/kv.h"
@@ -21,7 +21,7 @@ struct LatentIn {
 };
 
 kernel void latent_in(device const float* kv [[buffer(0)]], device const float* w [[buffer(1)]],
-                      device Kv* cache [[buffer(2)]], constant LatentIn& a [[buffer(3)]],
+                      device Key* cache [[buffer(2)]], constant LatentIn& a [[buffer(3)]],
                       device const float* table [[buffer(4)]], device const uint* positions [[buffer(5)]],
                       device const uint* chunk_of [[buffer(6)]], device const Chunk* chunks [[buffer(7)]],
                       device const uint* pages [[buffer(8)]],
@@ -55,8 +55,15 @@ kernel void latent_in(device const float* kv [[buffer(0)]], device const float* 
 #endif
     const uint pos = positions[token];
     const ulong page = page_of(pages, chunks[chunk_of[token]], a.windowed, pos / PAGE);
-    device Kv* to = cache + page * D_K * PAGE + pos % PAGE;
-    for (uint i = t; i < n; i += 64) to[i * PAGE] = kv_store(row[i] * r * w[i]);
+    device Key* to = cache + page * page_of_keys(D_K);
+#if K_TYPE == 2
+    // Blocks are made of what all threads have put here.
+    threadgroup float key[D_K];
+#define PUT(i, x) key[i] = x
+#else
+#define PUT(i, x) store_key(to, D_K, pos % PAGE, i, x)
+#endif
+    for (uint i = t; i < n; i += 64) PUT(i, row[i] * r * w[i]);
     device const float* turned = row + n;
     device const float* angle = table + 2 * (ulong)token * a.half_width;
     for (uint i = t; i < a.n_turned - a.half_width; i += 64) {
@@ -64,9 +71,13 @@ kernel void latent_in(device const float* kv [[buffer(0)]], device const float* 
         float x = turned[p.first];
         if (p.is_pair) {
             const float y = turned[p.second], c = angle[2 * i], s = angle[2 * i + 1];
-            to[(n + p.second) * PAGE] = kv_store(x * s + y * c);
+            PUT(n + p.second, x * s + y * c);
             x = x * c - y * s;
         }
-        to[(n + p.first) * PAGE] = kv_store(x);
+        PUT(n + p.first, x);
     }
+#if K_TYPE == 2
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = t; i < D_K; i += 64) store_key(to, D_K, pos % PAGE, i, key[i]);
+#endif
 }

@@ -10,6 +10,7 @@ struct DeltaNet {
     uint n_v_head;
     uint d_v; // 1
     uint tiled; // heads of v that share a head of k are n_k_head apart, else next to each other
+    uint slot; // numbers of a slot of states
 };
 
 kernel void scan(device const float* q [[buffer(0)]], device const float* k [[buffer(1)]],
@@ -25,7 +26,8 @@ kernel void scan(device const float* q [[buffer(0)]], device const float* k [[bu
     if (head >= a.n_v_head) return;
     const uint k_head = a.tiled ? head % a.n_k_head : head / (a.n_v_head / a.n_k_head);
     device const Chunk& c = chunks[group.z];
-    device float* state = states + ((ulong)c.state * a.n_v_head + head) * D_K;
+    device float* state = states + (ulong)c.state * a.slot + (ulong)head * D_K;
+    const uint own_end = c.first + c.len - c.n_draft;
     float s[D_K];
     for (uint i = 0; i < D_K; i++) s[i] = c.pos == 0 ? 0.0f : state[i];
     for (uint t = c.first; t < c.first + c.len; t++) {
@@ -40,6 +42,7 @@ kernel void scan(device const float* q [[buffer(0)]], device const float* k [[bu
         y += skip[head] * value;
 #endif
         out[at] = y;
+        if (t + 1 != own_end) continue;
+        for (uint i = 0; i < D_K; i++) state[i] = s[i];
     }
-    for (uint i = 0; i < D_K; i++) state[i] = s[i];
 }

@@ -225,21 +225,6 @@ impl CacheType {
     pub fn check(self, backend: &'static str, plan: &Plan) -> Result<(), CompileError> {
         self.misfit(plan).map_or(Ok(()), |what| Err(CompileError::Unsupported { backend, what }))
     }
-
-    /// Whether elements are f16 in a backend that has f16 and f32 alone, the same for keys and values.
-    ///
-    /// # Errors
-    /// [`CompileError::Unsupported`] for other types.
-    pub fn is_f16(self, backend: &'static str) -> Result<bool, CompileError> {
-        match self {
-            CacheType::F16 => Ok(true),
-            CacheType::F32 => Ok(false),
-            other => Err(CompileError::Unsupported {
-                backend,
-                what: format!("keep a cache of type {other}: it supports f16 and f32"),
-            }),
-        }
-    }
 }
 
 impl fmt::Display for CacheType {

@@ -473,19 +473,6 @@ pub enum CompileError {
     },
 }
 
-impl CompileError {
-    /// Refuses a plan with a draft head, for a backend that runs none.
-    ///
-    /// # Errors
-    /// [`CompileError::Unsupported`].
-    pub fn refuse_drafts(backend: &'static str, plan: &Plan) -> Result<(), CompileError> {
-        match plan.draft {
-            Some(_) => Err(CompileError::Unsupported { backend, what: "run a head that drafts tokens".into() }),
-            None => Ok(()),
-        }
-    }
-}
-
 impl From<OutOfMemory> for CompileError {
     fn from(OutOfMemory { what, bytes }: OutOfMemory) -> CompileError {
         CompileError::Memory { what, bytes }

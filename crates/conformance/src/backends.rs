@@ -296,7 +296,7 @@ pub fn scheduled(schedule: Schedule) -> Options {
     Options { schedule, moment, seed: 1 + schedule as u32, ..Options::default() }
 }
 
-/// The Metal backend on a simulated GPU, in both types of cache and in every order of threads that is asked for.
+/// The Metal backend on a simulated GPU, in every type of cache and in every order of threads that is asked for.
 /// Activations are f32 throughout.
 pub fn metal_rows() -> Vec<Row> {
     let row = |cache: CacheType, schedule: Schedule, ops| {
@@ -307,20 +307,21 @@ pub fn metal_rows() -> Vec<Row> {
         Some(Row {
             name: name(schedule),
             backend,
-            blocks: None,
+            blocks: cache.has_blocks().then_some(cache),
             twin: (schedule != Schedule::Forward).then(|| name(Schedule::Forward)),
             ops,
             logits: None,
             model: Some(2e-5),
             cut: 2e-5,
-            not_yet: &["choose"],
+            not_yet: &[],
             tokens: if wide() { usize::MAX } else { 40 },
             is_simulated: true,
         })
     };
     let ops = Ops { plain: 1e-5, weight: |_| 1e-5, cached: 1e-5, only_cached: false };
     let half = Ops { cached: 3e-3, only_cached: true, ..ops };
-    let caches = [(CacheType::F32, ops), (CacheType::F16, half)];
+    let blocks = Ops { only_cached: true, ..ops };
+    let caches = [(CacheType::F32, ops), (CacheType::F16, half), (CacheType::Q8_0, blocks)];
     let rows = caches.into_iter().flat_map(|(cache, ops)| schedules().iter().map(move |&order| (cache, order, ops)));
     rows.filter_map(|(cache, order, ops)| row(cache, order, ops)).collect()
 }

@@ -267,7 +267,7 @@ fn drafts_agree_with_the_reference() {
 
 /// The logits of the rows of two sequences that are right: one in chunks of few tokens and of many with drafts, the
 /// other with a draft that is never accepted.
-fn with_drafts(backend: &dyn Backend, model: &(Plan, Arc<Checkpoint>), n_ids: u32) -> Vec<f32> {
+pub fn with_drafts(backend: &dyn Backend, model: &(Plan, Arc<Checkpoint>), n_ids: u32) -> Vec<f32> {
     let n_vocab = model.0.n_vocab;
     let mut session = Session::new(backend, model, 300);
     let ids = |n, seed| tokens(n, seed).into_iter().map(|id| id % n_ids).collect::<Vec<u32>>();

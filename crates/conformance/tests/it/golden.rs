@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use backend::reference::{Reference, Rounded};
-use backend::{Backend, CacheType, CompileError, Fault, Limits};
+use backend::{Backend, CacheType, Fault};
 use checkpoint::Checkpoint;
 use conformance::backends::{self, Logits, Quantized, Row};
 use conformance::{Session, fixtures};
@@ -28,6 +28,11 @@ const FLIPS: &[(&str, &str)] = &[
     ("deepseekv3", "q5_1"),
     ("gemma4", "q4_1"),
 ];
+
+/// Files of which CUDA, whose activations of prompts are rounded to bf16, sends a row of 40 or 48 to other experts: it is
+/// off by up to 0.7.
+const NEAR_TIES: &[(&str, &str)] =
+    &[("llama4", "hf"), ("hunyuan_v1_moe", "hf"), ("mixtral", "q4_1"), ("deepseekv2", "q8_0"), ("deepseekv3", "q5_1")];
 
 /// Models whose scores are so large that keys in half precision cost more than the table has for them: Muse Glimmer
 /// normalizes q and k and multiplies by 3.87, Gemma 4 normalizes them and does not scale. In PhiMoE an expert's weight
@@ -182,8 +187,12 @@ fn check(folder: &Path) {
             let chooses = cut > 0.0 && plan.ops.iter().any(|op| matches!(op, Op::Choose { .. }));
             let mut started = session(backend, &plan, file.open(), tokens.len() + 16);
             let logits = started.step(&[(0, &tokens)]).to_vec();
-            // Where bits depend on the cut of a prompt, any file has near ties.
-            let is_listed = cut > 0.0 || FLIPS.contains(&(&*name, label.as_str()));
+            // Where bits depend on the cut of a prompt, any file may have near ties; those of CUDA are known.
+            let file_name = (&*name, label.as_str());
+            let is_listed = match backend.name() {
+                "cuda" => NEAR_TIES.contains(&file_name),
+                _ => cut > 0.0 || FLIPS.contains(&file_name),
+            };
             let may_flip = matches!(quantized, Quantized::LlamaCpp { .. }) && is_listed;
             let n_left_out = if may_flip || chooses { tokens.len() / 8 } else { 0 };
             let error = relative_rms_of_rows(&logits, &exact, plan.n_vocab, n_left_out);
@@ -328,7 +337,7 @@ const TINY_LONG: &[&str] =
     &["qwen3next", "qwen35", "deepseekv2", "deepseekv3", "glm4moe", "gemma3", "gemma4", "gptoss", "qwen2"];
 
 /// Tiny models in git with a layer that drafts.
-const TINY_DRAFTING: &[&str] = &["qwen35_mtp", "deepseekv3_mtp"];
+pub const TINY_DRAFTING: &[&str] = &["qwen35_mtp", "deepseekv3_mtp"];
 
 #[test]
 fn tiny_models() {
@@ -441,16 +450,7 @@ fn heads_that_draft() {
         let name = folder.file_name().unwrap().to_string_lossy();
         for file in File::all(&folder).iter().filter(|file| file.array == "logits") {
             for (Row { name: row, backend, cut, .. }, Logits { bf16, .. }) in backends::golden() {
-                let plan = match backend.lower(model::build_drafting(&file.open()).unwrap()) {
-                    Ok(plan) => plan,
-                    Err(error) => {
-                        assert!(error.to_string().contains("cannot run a head that drafts tokens"), "{row}: {error}");
-                        let whole = model::build_drafting(&file.open()).unwrap();
-                        let refused = backend.compile(&whole, Arc::new(file.open()), Limits::default());
-                        assert!(matches!(refused, Err(CompileError::Unsupported { .. })), "{row}");
-                        continue;
-                    }
-                };
+                let plan = backend.lower(model::build_drafting(&file.open()).unwrap()).unwrap();
                 assert!(plan.draft.is_some(), "{name}");
                 let mut drafting = session(&*backend, &plan, file.open(), tokens.len() + 2);
                 for (n, array) in [(1, "mtp_logits"), (2, "mtp_logits_2")] {

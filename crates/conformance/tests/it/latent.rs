@@ -45,6 +45,11 @@ const SHAPES: [Shape; 5] = [
     Shape { n_head: 18, d_nope: 128, d_pe: 64, d_latent: 512, d_v: 128, dtype: F16, fused: false },
 ];
 
+/// A model whose latents are whole blocks of a cache.
+pub fn of_blocks() -> (Plan, Arc<Checkpoint>) {
+    model(Shape { n_head: 3, d_nope: 10, d_pe: 32, d_latent: 32, ..SMALL }, Form::Split)
+}
+
 const D_MODEL: usize = 48;
 const EPS: f32 = 1e-6;
 

@@ -170,8 +170,12 @@ fn caches_past_16_gib() {
     let error = far_pages("", "", "").unwrap();
     assert!(error < 1e-5, "off by {error:e}");
     for (kernel, from, to) in [
-        ("attention", "keys = k_cache + at * D_K * PAGE", "keys = k_cache + (uint)(at * D_K * PAGE)"),
-        ("attention_tiles", "keys = k_cache + at * D_K * PAGE", "keys = k_cache + (uint)(at * D_K * PAGE)"),
+        ("attention", "keys = k_cache + at * page_of_keys(D_K)", "keys = k_cache + (uint)(at * page_of_keys(D_K))"),
+        (
+            "attention_tiles",
+            "keys = k_cache + at * page_of_keys(D_K)",
+            "keys = k_cache + (uint)(at * page_of_keys(D_K))",
+        ),
     ] {
         let found = far_pages(kernel, from, to);
         assert!(!matches!(found, Ok(error) if error < 1e-3), "{kernel} counts in 32 bits, and gives {found:?}");

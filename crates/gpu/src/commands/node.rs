@@ -3,6 +3,7 @@
 
 use model::plan::Rows;
 
+use super::drafts::Slots;
 use super::tables::Table;
 use super::{Cmd, List, Pipe, Span, Use};
 use backend::Batch;
@@ -48,6 +49,10 @@ pub enum Count {
     },
     /// Spans of tokens that see each other.
     Spans,
+    /// Drafts that recurrent states see.
+    Drafts,
+    /// Accepted drafts that recurrent states move past.
+    Replays,
 }
 
 /// Steps in which something runs: `from <= count < to`.
@@ -69,6 +74,8 @@ impl When {
             Count::Reach { below } if counts.tokens >= below => 0,
             Count::Reach { .. } => counts.positions as u64,
             Count::Spans => counts.spans as u64,
+            Count::Drafts => counts.drafts as u64,
+            Count::Replays => counts.replays as u64,
         };
         self.from as u64 <= n && n < self.to as u64
     }
@@ -163,7 +170,7 @@ pub struct Form {
 }
 
 /// What a step fills in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Tokens.
     pub tokens: usize,
@@ -179,11 +186,17 @@ pub struct Counts {
     pub given: usize,
     /// Spans of tokens that see each other.
     pub spans: usize,
+    /// Drafts that recurrent states see.
+    pub drafts: usize,
+    /// Accepted drafts that recurrent states move past.
+    pub replays: usize,
 }
 
 impl Counts {
-    /// The numbers of a batch.
-    pub fn of_batch(batch: &Batch) -> Counts {
+    /// The numbers of a batch, and of what slots keep for it.
+    pub fn of_batch(batch: &Batch, slots: &Slots) -> Counts {
+        let words = batch.chunks.iter().map(|c| slots.words(batch, c).map(|n| n as usize));
+        let [drafts, replays] = words.fold([0; 2], |sum, n| [sum[0] + n[0], sum[1] + n[1]]);
         Counts {
             tokens: batch.tokens.len(),
             outputs: batch.rows.len(),
@@ -192,6 +205,8 @@ impl Counts {
             positions: batch.chunks.iter().map(|c| (c.pos + c.len) as usize).max().unwrap_or(0),
             given: batch.given.tokens.len(),
             spans: batch.given.spans.len(),
+            drafts,
+            replays,
         }
     }
 
@@ -303,19 +318,21 @@ pub struct CopySlot {
     pub unit: usize,
     /// The state in all slots.
     pub slots: Span,
-    /// Numbers of a slot.
-    pub n: u32,
+    /// Numbers of a state, of a draft kept after it, and of a slot.
+    pub numbers: [u32; 3],
 }
 
 impl CopySlot {
-    /// Appends its commands.
-    pub fn encode(&self, pipes: &[Pipe], from: u32, to: u32, list: &mut List) {
-        let slot = |i: u32| self.slots.part(4 * u64::from(self.n) * u64::from(i), 4 * u64::from(self.n));
+    /// Appends its commands; `n_kept`: drafts that are copied along.
+    pub fn encode(&self, pipes: &[Pipe], [from, to, n_kept]: [u32; 3], list: &mut List) {
+        let [state, draft, slot] = self.numbers;
+        let n = state + n_kept * draft;
+        let slot = |i: u32| self.slots.part(4 * u64::from(slot) * u64::from(i), 4 * u64::from(n));
         list.cmds.push(Cmd::Pipe(pipes[self.unit]));
         list.cmds.push(Cmd::Bind { slot: 0, span: slot(from), used: Use::Read });
         list.cmds.push(Cmd::Bind { slot: 1, span: slot(to), used: Use::Write });
-        list.params(2, &[self.n]);
-        list.cmds.push(Cmd::Groups { grid: [self.n.div_ceil(THREADS), 1, 1], threads: THREADS });
+        list.params(2, &[n]);
+        list.cmds.push(Cmd::Groups { grid: [n.div_ceil(THREADS), 1, 1], threads: THREADS });
     }
 }
 
@@ -416,7 +433,7 @@ mod tests {
         let mut schedule = Schedule::new(nodes);
         let mut of = |tokens| {
             let positions = tokens;
-            let counts = Counts { tokens, outputs: 1, chunks: 1, longest: tokens, positions, given: 0, spans: 0 };
+            let counts = Counts { tokens, outputs: 1, chunks: 1, longest: tokens, positions, ..Counts::default() };
             schedule.of_step(counts).1.to_vec()
         };
         assert_eq!(of(8), [vec![0], vec![3]]);

@@ -1,10 +1,12 @@
 //! A program on a GPU: a step writes its tables, fills a list from the plan's dispatches and submits it.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::time::Duration;
 
 use model::plan::{Buf, Rows};
 
+use super::drafts::Slots;
 use super::node::{CopySlot, Counts, Schedule};
 use super::tables::Tables;
 use super::{Cmd, Gpu, GpuError, List, Pipe, Span, Ticket};
@@ -22,20 +24,15 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// What a program is made of.
 pub struct Parts {
-    /// Name of the backend in messages.
-    pub backend: &'static str,
     pub gpu: Box<dyn Gpu>,
     /// What steps take whose inputs are summed; none where dispatches stand for several ops.
     pub plain: Option<Plain>,
-    /// The plan's dispatches; a barrier parts each level of a step from the next.
-    pub schedule: Schedule,
+    pub model: Half,
+    pub head: Option<Head>,
     /// What copies each state of the plan.
     pub copies: Vec<CopySlot>,
     pub pipes: Vec<Pipe>,
     pub tables: Tables,
-    pub logits: Span,
-    /// With its width.
-    pub hidden: Option<(Span, usize)>,
     /// A word for each row of each router: 1 where the row has no answer.
     pub faults: Vec<Span>,
     /// Ids of each router.
@@ -48,6 +45,28 @@ pub struct Parts {
     pub limits: Limits,
     pub kinds: Kinds,
     pub takes: Takes,
+}
+
+/// What a step of the model, or one of its draft head, runs and returns.
+pub struct Half {
+    /// The dispatches; a barrier parts each level of a step from the next.
+    pub schedule: Schedule,
+    pub logits: Span,
+    /// With its width.
+    pub hidden: Option<(Span, usize)>,
+    /// Its routers.
+    pub routers: Range<usize>,
+}
+
+/// A draft head.
+pub struct Head {
+    pub half: Half,
+    /// The model's rows that it may be given.
+    pub source: Span,
+    /// What a step of it is given.
+    pub input: Span,
+    /// Numbers of such a row.
+    pub width: usize,
 }
 
 /// A program op by op.
@@ -78,8 +97,9 @@ pub struct CommandProgram {
     parts: Parts,
     list: List,
     words: Vec<u32>,
-    /// Slots to be copied before the next step, in order.
-    pending: Vec<(u32, u32)>,
+    /// Slots to be copied before the next step, in order: from, to, and the number of drafts that are copied along.
+    pending: Vec<[u32; 3]>,
+    slots: Slots,
     /// Slots that a step has computed; the others hold nothing, `[n_states]`.
     is_computed: Vec<bool>,
     /// The step under way.
@@ -88,6 +108,8 @@ pub struct CommandProgram {
     is_traced: bool,
     logits: Vec<f32>,
     hidden: Vec<f32>,
+    /// Rows that the draft head may be given.
+    all_hidden: Vec<f32>,
     faults: Vec<Fault>,
     picks: Picks,
     bytes: Vec<u8>,
@@ -103,12 +125,14 @@ impl CommandProgram {
             list: List::default(),
             words: Vec::new(),
             pending: Vec::new(),
+            slots: Slots::new(if parts.kinds.state { parts.limits.n_states } else { 0 }),
             is_computed: vec![false; parts.limits.n_states],
             batch: Batch::default(),
             ticket: None,
             is_traced: false,
             logits: Vec::new(),
             hidden: Vec::new(),
+            all_hidden: Vec::new(),
             faults: Vec::new(),
             picks: Picks::default(),
             bytes: Vec::new(),
@@ -118,22 +142,34 @@ impl CommandProgram {
         }
     }
 
+    /// What the step in flight runs.
+    fn half(&self) -> &Half {
+        self.parts.head.as_ref().filter(|_| self.batch.is_draft()).map_or(&self.parts.model, |head| &head.half)
+    }
+
     /// Sends the step's dispatches, in several lists: the GPU begins with the first while the next is written, and a
     /// prompt's lists are short, since systems end those that run for seconds. Each comes behind the one before it.
     fn queue(&mut self) -> Result<(), GpuError> {
-        self.parts.tables.fill(&mut *self.parts.gpu, &self.batch)?;
-        let counts = Counts::of_batch(&self.batch);
+        self.parts.tables.fill(&mut *self.parts.gpu, &self.batch, &self.slots)?;
+        let counts = Counts::of_batch(&self.batch, &self.slots);
+        let is_draft = self.batch.is_draft();
+        if let Some(head) = self.parts.head.as_ref().filter(|_| is_draft) {
+            self.bytes.clear();
+            self.batch.hidden.iter().for_each(|x| self.bytes.extend(x.to_le_bytes()));
+            self.parts.gpu.write(head.input.part(0, self.bytes.len() as u64), &self.bytes)?;
+        }
         let Parts { copies, pipes, .. } = &self.parts;
         self.list.clear();
-        for (from, to) in self.pending.drain(..) {
-            copies.iter().for_each(|copy| copy.encode(pipes, from, to, &mut self.list));
+        for slots in self.pending.drain(..) {
+            copies.iter().for_each(|copy| copy.encode(pipes, slots, &mut self.list));
             self.list.cmds.push(Cmd::Barrier);
         }
-        if self.parts.plain.as_ref().is_some_and(|plain| plain.inputs.is_on()) {
+        if !is_draft && self.parts.plain.as_ref().is_some_and(|plain| plain.inputs.is_on()) {
             return self.run_plain(counts);
         }
-        let Parts { gpu, schedule, pipes, tables, n_layers, .. } = &mut self.parts;
-        let (nodes, levels) = schedule.of_step(counts);
+        let Parts { gpu, model, head, pipes, tables, n_layers, .. } = &mut self.parts;
+        let half = head.as_mut().filter(|_| is_draft).map_or(model, |head| &mut head.half);
+        let (nodes, levels) = half.schedule.of_step(counts);
         let n_lists = n_lists(counts.tokens, *n_layers);
         let mut is_due = false;
         for (i, level) in levels.iter().enumerate() {
@@ -160,7 +196,7 @@ impl CommandProgram {
 
     /// Runs the step op by op and sums the inputs of its products.
     fn run_plain(&mut self, counts: Counts) -> Result<(), GpuError> {
-        let Parts { gpu, plain: Some(plain), schedule, pipes, tables, .. } = &mut self.parts else { return Ok(()) };
+        let Parts { gpu, plain: Some(plain), model, pipes, tables, .. } = &mut self.parts else { return Ok(()) };
         let Plain { ends, bufs, inputs } = plain;
         let mut taps = Taps { gpu: &mut **gpu, bufs };
         taps.run(&self.list)?;
@@ -168,7 +204,7 @@ impl CommandProgram {
         let mut from = 0;
         for &(op, end) in &*ends {
             self.list.clear();
-            for node in &schedule.nodes()[from..end] {
+            for node in &model.schedule.nodes()[from..end] {
                 if node.encode(pipes, counts, |table| tables.span(table), &mut self.words, &mut self.list) {
                     self.list.cmds.push(Cmd::Barrier);
                 }
@@ -188,6 +224,15 @@ impl CommandProgram {
         Ok(self.bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)))
     }
 
+    /// Puts the first `n` numbers of a span in the place of those that a vector holds.
+    fn read_to(&mut self, to: fn(&mut Self) -> &mut Vec<f32>, span: Span, n: usize) -> Result<(), GpuError> {
+        let mut numbers = std::mem::take(to(self));
+        numbers.clear();
+        numbers.extend(self.read(span.part(0, 4 * n as u64))?.map(f32::from_bits));
+        *to(self) = numbers;
+        Ok(())
+    }
+
     fn finish(&mut self) -> Result<(), GpuError> {
         if let Some(ticket) = self.ticket.take() {
             self.parts.gpu.wait(ticket, LIMIT)?;
@@ -195,18 +240,17 @@ impl CommandProgram {
         let n_rows = self.batch.rows.len();
         let last = (0..n_rows).rev().find(|&row| !matches!(self.batch.asks[row], Ask::Hidden));
         let n_logits = last.map_or(0, |row| row + 1) * self.parts.n_vocab;
-        let mut logits = std::mem::take(&mut self.logits);
-        logits.clear();
-        logits.extend(self.read(self.parts.logits.part(0, 4 * n_logits as u64))?.map(f32::from_bits));
-        self.logits = logits;
-        if let Some((span, width)) = self.parts.hidden {
-            let mut hidden = std::mem::take(&mut self.hidden);
-            hidden.clear();
-            hidden.extend(self.read(span.part(0, 4 * (n_rows * width) as u64))?.map(f32::from_bits));
-            self.hidden = hidden;
+        let Half { logits, hidden, .. } = *self.half();
+        self.read_to(|program| &mut program.logits, logits, n_logits)?;
+        if let Some((span, width)) = hidden {
+            self.read_to(|program| &mut program.hidden, span, n_rows * width)?;
+        }
+        if let Some(&Head { source, width, .. }) = self.parts.head.as_ref() {
+            let n = if self.batch.is_draft() { 0 } else { self.batch.tokens.len() };
+            self.read_to(|program| &mut program.all_hidden, source, n * width)?;
         }
         self.read_faults()?;
-        if self.is_traced {
+        if self.is_traced && !self.batch.is_draft() {
             self.read_routing()?;
         }
         self.picks.fill(&self.batch, &self.logits, self.parts.n_vocab);
@@ -216,7 +260,7 @@ impl CommandProgram {
     /// The first fault of every chunk: of the first router that saw one, at its first token.
     fn read_faults(&mut self) -> Result<(), GpuError> {
         self.faults.clear();
-        for router in 0..self.parts.faults.len() {
+        for router in self.half().routers.clone() {
             let rows = self.parts.router_rows[router];
             let n = rows.count(self.batch.tokens.len(), self.batch.rows.len());
             let mut ids = std::mem::take(&mut self.ids);
@@ -237,7 +281,7 @@ impl CommandProgram {
 
     fn read_routing(&mut self) -> Result<(), GpuError> {
         self.parts.routing.start(&self.batch);
-        for router in 0..self.parts.routes.len() {
+        for router in self.parts.model.routers.clone() {
             let rows = self.parts.router_rows[router];
             let n = rows.count(self.batch.tokens.len(), self.batch.rows.len());
             let n_used = self.parts.routing.routers()[router].n_used;
@@ -316,21 +360,23 @@ impl Program for CommandProgram {
         self.parts.takes.d_input
     }
 
+    fn draft_width(&self) -> Option<usize> {
+        self.parts.takes.d_hidden
+    }
+
     fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
         batch.check_with(self.parts.limits, self.parts.kinds, self.parts.n_vocab, self.parts.takes)?;
-        if self.parts.kinds.state {
-            if batch.chunks.iter().any(|c| c.n_draft > 0) {
-                let backend = self.parts.backend;
-                let why = format!("the {backend} backend takes no drafts where a plan keeps recurrent states");
-                return Err(StepError::Batch(why));
-            }
-            batch.chunks.iter().for_each(|c| self.is_computed[c.state as usize] = true);
-        }
+        self.slots.check(batch)?;
         if let Some(e) = self.broken.clone() {
             return Err(self.device_error(e));
         }
         self.batch.copy_from(batch);
-        self.queue().map_err(|e| self.device_error(e))
+        self.queue().map_err(|e| self.device_error(e))?;
+        self.slots.computed(batch);
+        if self.parts.kinds.state && !batch.is_draft() {
+            batch.chunks.iter().for_each(|c| self.is_computed[c.state as usize] = true);
+        }
+        Ok(())
     }
 
     fn is_lost(&self) -> bool {
@@ -347,9 +393,9 @@ impl Program for CommandProgram {
             logits: &self.logits[..last.map_or(0, |row| row + 1) * self.parts.n_vocab],
             picks: &self.picks,
             hidden: &self.hidden,
-            all_hidden: &[],
+            all_hidden: &self.all_hidden,
             faults: &self.faults,
-            routing: self.parts.routing.ids(),
+            routing: self.parts.routing.ids().filter(|_| !self.batch.is_draft()),
         })
     }
 
@@ -358,7 +404,8 @@ impl Program for CommandProgram {
         let n_states = self.parts.limits.n_states;
         assert!((from.max(to) as usize) < n_states, "states {from} and {to} of {n_states}");
         if self.parts.kinds.state && from != to && self.is_computed[from as usize] {
-            self.pending.push((from, to));
+            let n_kept = self.slots.copied(from, to);
+            self.pending.push([from, to, n_kept]);
             self.is_computed[to as usize] = true;
         }
     }
@@ -382,9 +429,8 @@ impl Program for CommandProgram {
         None
     }
 
-    /// Without recurrent states, drafts leave only cache positions; with them there are no drafts.
     fn drafts(&mut self) -> Option<&mut dyn Drafts> {
-        None
+        Some(self)
     }
 
     fn profiler(&mut self) -> Option<&mut dyn Profile> {
@@ -393,6 +439,20 @@ impl Program for CommandProgram {
 
     fn input_sums(&mut self) -> Option<&mut dyn SumInputs> {
         self.parts.plain.as_mut().map(|plain| &mut plain.inputs as &mut dyn SumInputs)
+    }
+}
+
+impl Drafts for CommandProgram {
+    fn commit(&mut self, slot: u32, n_accepted: usize) {
+        self.slots.commit(slot, n_accepted);
+    }
+
+    fn is_settled(&mut self) -> bool {
+        true
+    }
+
+    fn takes_places(&self) -> bool {
+        true
     }
 }
 

@@ -5,6 +5,7 @@ use backend::rope::Angles;
 use backend::{Batch, Chunk, Kinds, Limits, PAGE};
 use model::plan::{N_AXES, Op, Plan};
 
+use super::drafts::Slots;
 use super::layout::Layout;
 use super::{Gpu, GpuError, Span};
 
@@ -38,7 +39,7 @@ pub enum Table {
 }
 
 /// Words of a chunk.
-const CHUNK_WORDS: usize = 7;
+const CHUNK_WORDS: usize = 9;
 
 /// Which tables a plan has besides those of every step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,7 +152,7 @@ impl Tables {
     }
 
     /// Writes a checked batch's tables.
-    pub fn fill(&mut self, gpu: &mut dyn Gpu, batch: &Batch) -> Result<(), GpuError> {
+    pub fn fill(&mut self, gpu: &mut dyn Gpu, batch: &Batch, slots: &Slots) -> Result<(), GpuError> {
         let positions = || batch.chunks.iter().flat_map(|c| c.pos..c.pos + c.len);
         let chunk_of = batch.chunks.iter().zip(0..).flat_map(|(c, i)| (0..c.len).map(move |_| i));
         self.write(gpu, Table::Ids, batch.tokens.iter().copied())?;
@@ -161,10 +162,12 @@ impl Tables {
         // Of each page table, the pages of the chunk's positions.
         let (mut first, mut first_window) = (0, 0);
         let chunks = batch.chunks.iter().flat_map(|c| {
-            let words = [first, first_window, c.first_window_block, c.first, c.len, c.pos, c.state];
+            let [n_draft, n_replay] = slots.words(batch, c);
+            let place = [first, first_window, c.first_window_block];
+            let words = [c.first, c.len, c.pos, c.state, n_draft, n_replay];
             first += blocks(c);
             first_window += blocks(c).saturating_sub(c.first_window_block);
-            words
+            place.into_iter().chain(words)
         });
         self.write(gpu, Table::Chunks, chunks)?;
         self.write(gpu, Table::Pages, batch.chunks.iter().flat_map(|c| pages_of(batch, c, false)))?;

@@ -3,24 +3,28 @@
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::{Buf, CacheDecl, Elem, Op, Plan, ValidPlan, memory};
+use model::plan::{Buf, CacheDecl, Elem, Op, Plan, StateDecl, ValidPlan, memory};
 
 use super::fuse;
-use super::lower::{CacheView, Lower, Places, unsupported};
+use super::lower::{CacheView, Lower, Places, Ranks, StateView, unsupported};
 use super::variants;
 use super::{Metal, Tuning};
+use crate::commands::drafts;
 use crate::commands::layout::Layout;
 use crate::commands::node::{Counts, Node, Schedule, THREADS};
-use crate::commands::program::{CommandProgram, Parts, Plain};
+use crate::commands::program::{CommandProgram, Half, Head, Parts, Plain};
 use crate::commands::tables::{self, Kept, Tables};
 use crate::commands::weights::{self, Weights};
 use crate::commands::{Gpu, GpuError, Span};
-use backend::CacheType;
 use backend::inputs::Inputs;
 use backend::residency::Residency;
 use backend::rope::Angles;
 use backend::routing::RoutingTrace;
-use backend::{CompileError, Footprint, Kinds, Limits, PAGE, Part, Takes};
+use backend::{CacheType, CompileError, Footprint, Kinds, KvType, Limits, PAGE, Part, Takes};
+
+/// Ranks of positions that there is room for, unless a step is to have more slices than these.
+const MOST_RANKS: usize = 1 << 20;
+const MAX_SLICES: usize = 8;
 
 /// The oldest family whose GPUs have what the kernels use.
 const LEAST_FAMILY: u32 = 7;
@@ -50,6 +54,9 @@ pub fn lay(
     if let Some(buf) = plan.bufs.iter().find(|buf| !matches!(buf.elem, Elem::F32 | Elem::U32)) {
         return Err(unsupported(format!("keep {} in {:?}", buf.name, buf.elem)));
     }
+    if let Some(what) = cache_misfit(metal.cache, plan) {
+        return Err(unsupported(what));
+    }
     let limits = Limits { max_outputs: limits.max_outputs.min(limits.max_tokens), ..limits };
     let (family, max_buffer) = (gpu.caps().family, gpu.caps().max_buffer);
     check_family(family).map_err(unsupported)?;
@@ -64,6 +71,9 @@ pub fn lay(
     let own = memory.own.allocate(&mut *gpu, "routes and scratch").map_err(failed)?;
     let caches = caches(plan, &memory.caches.allocate(&mut *gpu, "cache").map_err(failed)?);
     let states = memory.states.allocate(&mut *gpu, "recurrent states").map_err(failed)?;
+    let states = plan.states.iter().zip(states).zip(drafts::kept(plan));
+    let view = |((decl, span), kept): ((&StateDecl, Span), usize)| StateView { span, n: decl.n, kept };
+    let states: Vec<StateView> = states.map(view).collect();
     let tables = memory.tables.allocate(&mut *gpu, "inputs of a step").map_err(failed)?;
     let bufs: Vec<Span> = (0..plan.bufs.len())
         .map(|i| match memory.routed.iter().position(|&buf| buf.0 as usize == i) {
@@ -79,28 +89,41 @@ pub fn lay(
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         gpu.write(span, &bytes).map_err(failed)?;
     }
-    let is_f16 = metal.cache.is_f16("metal")?;
     let places = Places {
         bufs: &bufs,
         weights: &weights,
         caches: &caches,
-        is_f16,
+        cache: metal.cache,
         states: &states,
+        max_draft: limits.max_draft,
         apart: pair(memory.apart),
         groups: pair(memory.groups),
         parts: memory.parts.map(|(piece, part, n)| (own[piece], part, n)),
+        ranks: memory.ranks.map(|(piece, stride, tokens)| Ranks {
+            span: own[piece],
+            stride,
+            tokens,
+            slices: limits.max_tokens.div_ceil(tokens),
+        }),
         faults,
         constants: &filled,
         tuning: metal.tuning,
     };
     let n = limits.max_tokens;
     let positions = limits.max_positions;
-    let most = Counts { tokens: n, outputs: limits.max_outputs, chunks: n, longest: n, positions, given: n, spans: n };
+    let outputs = limits.max_outputs;
+    let most = Counts { tokens: n, outputs, chunks: n, longest: n, positions, given: n, ..Counts::default() };
+    let head_plan = plan.draft_plan();
     let mut build = |tuning: Tuning| {
         let mut lower = Lower::new(plan, Places { tuning, ..places });
         lower.ops()?;
-        let copies: Vec<_> = plan.states.iter().zip(&states).map(|(decl, &span)| lower.copy(span, decl.n)).collect();
-        let (units, nodes, ends) = (lower.units, lower.nodes, lower.ends);
+        let (n_own, ends) = (lower.nodes.len(), std::mem::take(&mut lower.ends));
+        if let Some(head) = &head_plan {
+            lower.start_head(head);
+            lower.ops()?;
+        }
+        let copies: Vec<_> = states.iter().map(|&state| lower.copy(state)).collect();
+        let (units, mut nodes) = (lower.units, lower.nodes);
         if let Some(node) = nodes.iter().find(|node| node.largest(most) > u64::from(u32::MAX)) {
             return Err(unsupported(format!("run {} on {} tokens at once", node.op, limits.max_tokens)));
         }
@@ -110,34 +133,45 @@ pub fn lay(
             forms.chain([(node.unit, node.threads)]).all(|(unit, threads)| gpu.threads(pipes[unit]) >= threads)
         };
         let is_fit = nodes.iter().all(threads);
-        Ok((units, nodes, pipes, (copies, ends), is_fit))
+        let of_head = nodes.split_off(n_own);
+        Ok((units, [nodes, of_head], pipes, (copies, ends), is_fit))
     };
     // A GPU that gives a kernel fewer threads than its tile wants takes the plain ones.
     let mut built = build(metal.tuning)?;
     if !built.4 && !metal.tuning.is_plain {
         built = build(Tuning { is_plain: true, ..metal.tuning })?;
     }
-    let (units, nodes, pipes, (copies, ends), _) = built;
+    let (units, [nodes, of_head], pipes, (copies, ends), _) = built;
     if let Some((pipe, unit)) = pipes.iter().zip(&units).find(|(pipe, _)| gpu.threads(**pipe) < THREADS) {
         let found = gpu.threads(*pipe);
         return Err(unsupported(format!("run {} in threadgroups of {found} threads, {THREADS} are wanted", unit.name)));
     }
-    let layers = plan.ops.iter().zip(&plan.layers).filter(|(op, _)| matches!(op, Op::Route { .. }));
+    let layers = head_plan.iter().flat_map(|head| head.ops.iter().zip(&head.layers));
+    let layers = plan.ops.iter().zip(&plan.layers).chain(layers).filter(|(op, _)| matches!(op, Op::Route { .. }));
+    let n_own = plan.ops.iter().filter_map(ids).count();
     let span = |buf: Buf| (bufs[buf.0 as usize], plan.buf(buf).width);
     let kernels = units.iter().map(|unit| unit.kernel).collect();
     // Runs of several ops keep some of their inputs to themselves.
     let plain = (ends.len() == plan.ops.len()).then(|| Plain { ends, bufs: bufs.clone(), inputs: Inputs::new(plan) });
+    let half = |nodes, logits, hidden: Option<Buf>, routers| {
+        let (schedule, logits, hidden) = (Schedule::new(nodes), span(logits).0, hidden.map(span));
+        Half { schedule, logits, hidden, routers }
+    };
+    let head = plan.draft.as_ref().map(|draft| Head {
+        half: half(of_head, draft.logits, plan.draft_hidden(), n_own..n_routers),
+        source: span(draft.source).0,
+        input: span(draft.input).0,
+        width: plan.d_model,
+    });
     let parts = Parts {
-        backend: "Metal",
         gpu,
         plain,
-        schedule: Schedule::new(nodes),
+        model: half(nodes, plan.logits, plan.hidden(), 0..n_own),
+        head,
         copies,
         pipes,
         tables: Tables::new(tables, angles(plan, limits), Kept::of(plan)),
         takes: Takes::of(plan),
-        logits: span(plan.logits).0,
-        hidden: plan.hidden().map(span),
         faults: faults.to_vec(),
         routes: memory.routed.iter().map(|&buf| span(buf).0).collect(),
         router_rows: memory.routed.iter().map(|&buf| plan.buf(buf).rows).collect(),
@@ -204,6 +238,8 @@ struct Memory {
     groups: Option<[usize; 2]>,
     /// The piece of `own` for parts of attention, positions of a part, and the number of parts.
     parts: Option<(usize, usize, usize)>,
+    /// The piece of `own` for ranks of positions, ranks of a token, and tokens of a slice.
+    ranks: Option<(usize, usize, usize)>,
     /// Pieces of `own` for the values of each op that fills rows with them, by the op's index.
     constants: Vec<(usize, usize)>,
     /// Buffers of ids.
@@ -217,7 +253,7 @@ struct Memory {
 impl Memory {
     fn new(metal: &Metal, plan: &Plan, limits: Limits, max_buffer: u64) -> Memory {
         let Limits { max_tokens, max_outputs, .. } = limits;
-        let lives = fuse::lifetimes(plan, &fuse::steps(plan, metal.tuning.off));
+        let lives = fuse::lifetimes(plan, metal.tuning.off);
         let placement = memory::place_lives(plan, &lives, max_tokens, max_outputs);
         let bytes = |buf: Buf| {
             let decl = plan.buf(buf);
@@ -229,7 +265,7 @@ impl Memory {
             layout
         };
         // Ids outlive their layer: reports of routing read them after the step.
-        let routed: Vec<Buf> = plan.ops.iter().filter_map(ids).collect();
+        let routed: Vec<Buf> = plan.all_ops().filter_map(ids).collect();
         let mut own = Layout::default();
         for &buf in &routed {
             own.add(bytes(buf), max_buffer);
@@ -238,9 +274,9 @@ impl Memory {
             let rows = plan.buf(buf).rows.count(max_tokens, max_outputs);
             own.add(rows.saturating_mul(4), max_buffer);
         }
-        let apart = plan.ops.iter().filter_map(|op| apart(plan, op)).map(bytes).max();
+        let apart = plan.all_ops().filter_map(|op| apart(plan, op)).map(bytes).max();
         let apart = apart.map(|bytes| [own.add(bytes, max_buffer), own.add(bytes, max_buffer)]);
-        let experts = plan.ops.iter().filter_map(|op| match *op {
+        let experts = plan.all_ops().filter_map(|op| match *op {
             Op::Experts { ids, gate, .. } => Some((bytes(ids), plan.weight(gate).shape[0])),
             _ => None,
         });
@@ -250,8 +286,8 @@ impl Memory {
         let groups = groups.filter(|_| !metal.tuning.is_plain).map(|bytes| bytes.map(|len| own.add(len, max_buffer)));
         // Few rows alone are split: of each head the sums of a part, its largest score and its sum of shares.
         let (part, n_parts) = variants::attention_parts(metal.tuning, limits.max_positions);
-        let widths = plan.ops.iter().filter_map(|op| match *op {
-            Op::Attention { cache, n_head, window: None, .. } if !plan.sees_spans(None) => {
+        let widths = plan.all_ops().filter_map(|op| match *op {
+            Op::Attention { cache, n_head, window: None, chosen: None, .. } if !plan.sees_spans(None) => {
                 Some(n_head.saturating_mul(plan.caches[cache.0 as usize].d_v + 2))
             }
             _ => None,
@@ -259,6 +295,13 @@ impl Memory {
         let n_rows = max_tokens.min(variants::LEAST_ROWS - 1);
         let bytes = widths.max().map(|width| width.saturating_mul(4 * n_rows).saturating_mul(n_parts));
         let parts = bytes.filter(|_| n_parts > 1).map(|bytes| (own.add(bytes, max_buffer), part, n_parts));
+        let chooses = |op: &Op| matches!(op, Op::Choose { out, .. } if limits.max_positions > plan.buf(*out).width);
+        let ranks = plan.all_ops().any(chooses).then(|| {
+            let stride = limits.max_positions.next_multiple_of(PAGE);
+            let tokens = (MOST_RANKS / stride).max(max_tokens.div_ceil(MAX_SLICES)).clamp(1, max_tokens.max(1));
+            let piece = own.add(tokens.saturating_mul(stride).saturating_mul(4), max_buffer);
+            (piece, stride, tokens)
+        });
         let mut caches = Layout::default();
         for decl in &plan.caches {
             for bytes in planes(decl, limits, metal.cache) {
@@ -266,8 +309,9 @@ impl Memory {
             }
         }
         let mut states = Layout::default();
-        for decl in &plan.states {
-            states.add(decl.n.saturating_mul(4).saturating_mul(limits.n_states), max_buffer);
+        for (decl, kept) in plan.states.iter().zip(drafts::kept(plan)) {
+            let slot = decl.n.saturating_add(kept.saturating_mul(limits.max_draft));
+            states.add(slot.saturating_mul(4).saturating_mul(limits.n_states), max_buffer);
         }
         // Values that ops fill rows with.
         let mut piece = |values: &[f32]| own.add(values.len().saturating_mul(4), max_buffer);
@@ -279,6 +323,7 @@ impl Memory {
             apart,
             groups,
             parts,
+            ranks,
             constants,
             routed,
             caches,
@@ -300,9 +345,9 @@ fn ids(op: &Op) -> Option<Buf> {
     }
 }
 
-/// Values that ops fill rows with, by the op's index.
+/// Values that ops fill rows with, by the op's index among all.
 fn constants(plan: &Plan) -> impl Iterator<Item = (usize, &[f32])> {
-    plan.ops.iter().enumerate().filter_map(|(i, op)| match op {
+    plan.all_ops().enumerate().filter_map(|(i, op)| match op {
         Op::Constant { values, .. } => Some((i, &values[..])),
         _ => None,
     })
@@ -321,12 +366,20 @@ fn apart(plan: &Plan, op: &Op) -> Option<Buf> {
 /// Bytes of a layer's keys and values; those have no place of their own where they are found in the keys.
 fn planes(decl: &CacheDecl, limits: Limits, cache: CacheType) -> Vec<usize> {
     let n_pages = if decl.window.is_some() { limits.n_window_pages } else { limits.n_pages };
-    let element = if cache == CacheType::F16 { 2 } else { 4 };
-    let plane = |d: usize| n_pages.saturating_mul(PAGE * element).saturating_mul(decl.n_kv.saturating_mul(d));
+    let plane = |t: KvType, d: usize| {
+        n_pages.saturating_mul(PAGE).saturating_mul(decl.n_kv).saturating_mul(t.bytes(d).unwrap_or(usize::MAX))
+    };
     match decl.v_in_k {
-        true => vec![plane(decl.d_k)],
-        false => vec![plane(decl.d_k), plane(decl.d_v)],
+        true => vec![plane(cache.k, decl.d_k)],
+        false => vec![plane(cache.k, decl.d_k), plane(cache.v, decl.d_v)],
     }
+}
+
+/// Why a plan's caches cannot be kept in these types; `None` where they can.
+pub fn cache_misfit(cache: CacheType, plan: &Plan) -> Option<String> {
+    let is_unknown = [cache.k, cache.v].contains(&KvType::Q4_0);
+    let unknown = || is_unknown.then(|| format!("keep a cache of type {cache}: Metal supports f16, f32 and q8_0"));
+    cache.misfit(plan).or_else(unknown)
 }
 
 fn caches(plan: &Plan, spans: &[Span]) -> Vec<CacheView> {

@@ -54,7 +54,9 @@ pub fn steps(plan: &Plan, off: Off) -> Vec<Step> {
             from = from.max(written[buf]).max(readers);
         }
         let cache = |op: &Op| match op {
-            Op::KvAppend { cache, .. } | Op::Attention { cache, .. } => Some(cache.0 as usize),
+            Op::KvAppend { cache, .. } | Op::Choose { cache, .. } | Op::Attention { cache, .. } => {
+                Some(cache.0 as usize)
+            }
             _ => None,
         };
         let state = |op: &Op| op.state().map(|state| state.0 as usize);
@@ -133,19 +135,31 @@ fn run(plan: &Plan, i: usize, off: Off) -> (Run, usize) {
 }
 
 /// First and last moment of each buffer, `[bufs]`: buffers that are in use at one moment lie apart. The logits and
-/// their input live to the end.
-pub fn lifetimes(plan: &Plan, steps: &[Step]) -> Vec<Option<(usize, usize)>> {
+/// their input live to the end, and so does what a draft head is given, whose moments follow those of the model.
+pub fn lifetimes(plan: &Plan, off: Off) -> Vec<Option<(usize, usize)>> {
+    let steps = steps(plan, off);
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; plan.bufs.len()];
-    for step in steps {
+    for step in &steps {
         for (buf, _) in plan.ops[step.first..step.first + step.n].iter().flat_map(Op::bufs) {
             let life = lives[buf.0 as usize].get_or_insert((step.from, step.to - 1));
             *life = (life.0.min(step.from), life.1.max(step.to - 1));
         }
     }
     let end = steps.iter().map(|step| step.to).max().unwrap_or(0);
-    for buf in [Some(plan.logits), plan.hidden()].into_iter().flatten() {
+    let source = plan.draft.as_ref().map(|draft| draft.source);
+    for buf in [Some(plan.logits), plan.hidden(), source].into_iter().flatten() {
         if let Some(Some((_, last))) = lives.get_mut(buf.0 as usize) {
             *last = end;
+        }
+    }
+    if let (Some(draft), Some(head)) = (&plan.draft, plan.draft_plan()) {
+        let begin = end + 1;
+        for (life, own) in lives.iter_mut().zip(lifetimes(&head, off)) {
+            let Some((first, last)) = own.map(|(first, last)| (begin + first, begin + last)) else { continue };
+            *life = Some((life.map_or(first, |life| life.0), last));
+        }
+        if let Some(Some((first, _))) = lives.get_mut(draft.input.0 as usize) {
+            *first = begin;
         }
     }
     lives
@@ -182,7 +196,8 @@ fn is_read_behind(plan: &Plan, buf: Buf, i: usize) -> bool {
             return accesses.any(|access| access != Access::Write);
         }
     }
-    buf == plan.logits || plan.hidden() == Some(buf)
+    let is_given = plan.draft.as_ref().is_some_and(|draft| draft.source == buf);
+    is_given || buf == plan.logits || plan.hidden() == Some(buf)
 }
 
 #[cfg(test)]

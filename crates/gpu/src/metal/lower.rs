@@ -19,7 +19,7 @@ use crate::commands::node::{CopySlot, Extent, Form, Node, Place, THREADS, When, 
 use crate::commands::tables::Table;
 use crate::commands::weights::Planes;
 use crate::commands::{Span, Unit, Use};
-use backend::CompileError;
+use backend::{CacheType, CompileError};
 
 /// Maximum number of experts that a row may use: a lane each.
 const MAX_USED: usize = 32;
@@ -36,6 +36,26 @@ pub struct CacheView {
     pub decl: CacheDecl,
 }
 
+/// A recurrent state in the GPU's memory: all slots, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct StateView {
+    pub span: Span,
+    /// Its numbers, and those that a slot keeps of a draft after them.
+    pub n: usize,
+    pub kept: usize,
+}
+
+/// Scratch for the choice of positions: ranks of a slice of a step's tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Ranks {
+    pub span: Span,
+    /// Ranks of a token.
+    pub stride: usize,
+    /// Tokens of a slice, and slices of the longest step.
+    pub tokens: usize,
+    pub slices: usize,
+}
+
 /// Where a plan's data lies in the GPU's memory.
 #[derive(Clone, Copy)]
 pub struct Places<'a> {
@@ -43,15 +63,17 @@ pub struct Places<'a> {
     pub bufs: &'a [Span],
     pub weights: &'a [Planes],
     pub caches: &'a [CacheView],
-    pub is_f16: bool,
-    /// Each state of the plan in all slots, one slot after the other.
-    pub states: &'a [Span],
+    pub cache: CacheType,
+    pub states: &'a [StateView],
+    pub max_draft: usize,
     /// Two pieces of scratch for gate and up of different types.
     pub apart: Option<[Span; 2]>,
     /// Pairs in the order of their experts, and tiles of them.
     pub groups: Option<[Span; 2]>,
     /// Scratch for parts of attention, positions of a part, and the number of parts.
     pub parts: Option<(Span, usize, usize)>,
+    /// Scratch for the choice of positions, where sequences may have more than are chosen.
+    pub ranks: Option<Ranks>,
     /// A word for each row of each router.
     pub faults: &'a [Span],
     /// Values that ops fill rows with, by the op's index.
@@ -68,6 +90,8 @@ pub struct Lower<'a> {
     /// First op of each run, and the place behind its dispatches.
     pub ends: Vec<(usize, usize)>,
     n_routers: usize,
+    /// Number of ops before those of the plan: a draft head's follow the model's.
+    n_before: usize,
     /// Index of the first op at hand.
     first: usize,
     /// Uses of the buffers of the op at hand.
@@ -203,6 +227,7 @@ impl<'a> Lower<'a> {
             nodes,
             ends: Vec::new(),
             n_routers: 0,
+            n_before: 0,
             first: 0,
             uses: HashMap::new(),
             op: "",
@@ -301,9 +326,20 @@ impl<'a> Lower<'a> {
         })
     }
 
-    /// What copies a slot of `n` numbers of a state to another.
-    pub fn copy(&mut self, slots: Span, n: usize) -> CopySlot {
-        CopySlot { unit: self.unit(&Draft::new(sources::COPY, "copy")), slots, n: n as u32 }
+    /// What copies a slot of a state to another.
+    pub fn copy(&mut self, state: StateView) -> CopySlot {
+        let numbers = [state.n, state.kept, self.slot_len(state)].map(|n| n as u32);
+        CopySlot { unit: self.unit(&Draft::new(sources::COPY, "copy")), slots: state.span, numbers }
+    }
+
+    /// Numbers of a slot of a state.
+    fn slot_len(&self, state: StateView) -> usize {
+        state.n.saturating_add(state.kept.saturating_mul(self.at.max_draft))
+    }
+
+    /// The next ops are those of the plan's draft head.
+    pub fn start_head(&mut self, head: &'a Plan) {
+        (self.n_before, self.plan) = (self.plan.ops.len(), head);
     }
 
     /// Appends the dispatches of all ops.
@@ -400,15 +436,16 @@ impl<'a> Lower<'a> {
             Op::Gelu { x, form } => self.gelu(x, form),
             Op::Clamp { x, low, high } => self.clamp(x, [low, high]),
             Op::Constant { ref values, out } => self.constant(values.len(), out),
-            Op::Choose { .. } => return Err(unsupported("choose the positions that attention sees".into())),
+            Op::Choose { cache, q, weights, out } => self.choose(cache, [q, weights], out),
             Op::AllReduce { .. } => return Err(unsupported("compute a part of a plan".into())),
             Op::Input { x, first, mode } => self.input(x, first, mode),
             Op::Softcap { x, cap } => self.softcap(x, cap),
             Op::GateBy { x, gate, factor } => self.gate_by(x, gate, factor),
             Op::Select { x, out } => self.select(x, out),
             Op::KvAppend { cache, k, v } => self.kv_append(cache, k, v),
-            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen: _, sinks, out } => {
-                self.attention(cache, q, n_head, [scale, softcap.unwrap_or(0.0)], (window, chunked), sinks, out);
+            Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen, sinks, out } => {
+                let numbers = [scale, softcap.unwrap_or(0.0)];
+                self.attention(cache, q, n_head, numbers, (window, chunked), chosen, sinks, out);
             }
             Op::Route { logits, ref router, n_used, ids, weights } => {
                 return self.route(logits, 1.0, router, n_used, ids, weights);

@@ -22,6 +22,7 @@ use checkpoint::Checkpoint;
 use model::plan::{Op, Plan, ValidPlan, WeightDecl, passes};
 use quant::WeightType;
 
+pub use compile::cache_misfit;
 pub use variants::{Off, Tuning};
 
 use crate::commands::{Gpu, GpuError};
@@ -119,11 +120,14 @@ impl Metal {
     }
 }
 
-/// Refuses plans with ops that are not written for it, before anything is laid out.
+/// Refuses plans with forms of ops that are not written for it, before anything is laid out.
 fn refuse(plan: &Plan) -> Result<(), CompileError> {
-    CompileError::refuse_drafts("metal", plan)?;
-    match plan.all_ops().any(|op| matches!(op, Op::Choose { .. })) {
-        true => Err(lower::unsupported("choose the positions that attention sees".into())),
+    let is_both = |op: &Op| match *op {
+        Op::Attention { chosen, window, .. } => chosen.is_some() && crate::heeds_spans(plan, window),
+        _ => false,
+    };
+    match plan.all_ops().any(is_both) {
+        true => Err(lower::unsupported("choose the positions that tokens of an image see".into())),
         false => Ok(()),
     }
 }
@@ -144,6 +148,7 @@ impl Backend for Metal {
         let passes = |plan: &mut Plan| {
             passes::fuse(plan);
             fuse::gather_norms(plan);
+            passes::with_draft(plan, fuse::gather_norms);
         };
         Ok(plan.rewrite(passes)?)
     }

@@ -9,7 +9,6 @@ use model::plan::Plan;
 use super::Metal;
 use super::compile;
 use crate::commands::node::{Counts, Schedule};
-use crate::commands::program;
 use crate::commands::{Buf, Caps, Gpu, GpuError, List, Mapped, Pipe, Span, Ticket, Times, Unit};
 use backend::{CompileError, Limits};
 
@@ -60,8 +59,7 @@ impl Outline {
         let gpu = Box::new(Blank { caps, n_bufs: 0 });
         let metal = Metal { maps_weights: true, ..metal.clone() };
         let (parts, kernels) = compile::lay(&metal, gpu, plan, checkpoint, limits)?;
-        let program::Parts { schedule, .. } = parts;
-        Ok(Outline { schedule, kernels })
+        Ok(Outline { schedule: parts.model.schedule, kernels })
     }
 
     /// What a step of `n_chunks` sequences of `len` tokens each dispatches, in order, `depth` tokens into their
@@ -69,7 +67,7 @@ impl Outline {
     pub fn step(&mut self, n_chunks: usize, len: usize, depth: usize) -> Vec<Line> {
         let (tokens, positions) = (n_chunks * len, depth + len);
         let counts =
-            Counts { tokens, outputs: n_chunks, chunks: n_chunks, longest: len, positions, given: 0, spans: 0 };
+            Counts { tokens, outputs: n_chunks, chunks: n_chunks, longest: len, positions, ..Counts::default() };
         let (nodes, levels) = self.schedule.of_step(counts);
         let mut lines: Vec<Line> = Vec::new();
         for level in levels {

@@ -43,6 +43,7 @@ sources! {
     ATTENTION_MERGE = "attention_merge.metal";
     ATTENTION_TILES = "attention_tiles.metal";
     CAUSAL_CONV = "causal_conv.metal";
+    CHOOSE = "choose.metal";
     CLAMP = "clamp.metal";
     COMBINE = "combine.metal";
     CONSTANT = "constant.metal";
@@ -51,6 +52,7 @@ sources! {
     DELTA_CHUNKS = "delta_chunks.metal";
     DELTA_IN = "delta_in.metal";
     DELTA_NET = "delta_net.metal";
+    DELTA_REPLAY = "delta_replay.metal";
     EMBED = "embed.metal";
     EXPERTS = "experts.metal";
     EXPERT_GROUPS = "expert_groups.metal";
@@ -65,6 +67,7 @@ sources! {
     HEAD_NORM = "head_norm.metal";
     INPUT = "input.metal";
     JOIN_HEADS = "join_heads.metal";
+    KEEP_DRAFTS = "keep_drafts.metal";
     KV_APPEND = "kv_append.metal";
     LATENT_IN = "latent_in.metal";
     LAYER_NORM = "layer_norm.metal";

@@ -28,6 +28,8 @@ pub enum Kind {
     Attention,
     /// Attention over spans, whose tokens see each other.
     Spans,
+    /// Choices of positions, and attention over them.
+    Chosen,
     /// The same of latent attention.
     Latent,
     /// Routers, experts by pairs and sorted, one beside them.
@@ -45,6 +47,7 @@ impl Kind {
         let kinds = [
             (Kind::Attention, plan.caches.iter().any(|cache| !cache.v_in_k)),
             (Kind::Spans, plan.whole || plan.d_input().is_some()),
+            (Kind::Chosen, has(|op| matches!(op, Op::Choose { .. }))),
             (Kind::Latent, plan.caches.iter().any(|cache| cache.v_in_k)),
             (Kind::Experts, has(|op| matches!(op, Op::Experts { .. }))),
             (Kind::Norms, has(|op| matches!(op, Op::RmsNorm { .. }))),
@@ -58,6 +61,7 @@ impl Kind {
         match self {
             Kind::Attention => "attention",
             Kind::Spans => "attention over spans",
+            Kind::Chosen => "chosen positions",
             Kind::Latent => "latent attention",
             Kind::Experts => "experts",
             Kind::Norms => "norms",
@@ -68,7 +72,7 @@ impl Kind {
     /// Turns the kind's forms besides the plain ones off.
     pub fn turn_off(self, off: &mut Off) {
         match self {
-            Kind::Attention | Kind::Spans => off.attention = true,
+            Kind::Attention | Kind::Spans | Kind::Chosen => off.attention = true,
             Kind::Latent => off.latent = true,
             Kind::Experts => off.experts = true,
             Kind::Norms => off.norms = true,
@@ -102,7 +106,7 @@ pub fn run(metal: &Metal, kind: Kind) -> Result<(), String> {
     }
 }
 
-/// Logits of a prompt long enough for tiles, of a token behind it, and of a few.
+/// Logits of a prompt long enough for tiles, of a token after it, of a few, and of one after drafts.
 fn logits(backend: &dyn Backend, plan: &ValidPlan, checkpoint: &Arc<Checkpoint>) -> Result<Vec<f32>, String> {
     let limits = Limits {
         max_tokens: 40,
@@ -111,16 +115,19 @@ fn logits(backend: &dyn Backend, plan: &ValidPlan, checkpoint: &Arc<Checkpoint>)
         max_positions: 96,
         n_window_pages: 0,
         n_states: 1,
-        max_draft: 0,
+        max_draft: 2,
     };
     let plan = backend.lower(plan.clone()).map_err(|e| e.to_string())?;
     let mut program = backend.compile(&plan, Arc::clone(checkpoint), limits).map_err(|e| e.to_string())?;
     let (mut batch, mut all, mut pos) = (Batch::default(), Vec::new(), 0);
-    for n in [37, 1, 3] {
+    // Of two drafts the first is accepted.
+    for (n, n_draft) in [(37, 0), (1, 0), (3, if plan.whole { 0 } else { 2 }), (1, 0)] {
         let tokens: Vec<u32> = (pos..pos + n).map(|i| (7 * i % N_VOCAB) as u32).collect();
         batch.clear();
         let first = if plan.whole { 0 } else { pos };
-        batch.push(&tokens, first, Tables { pages: &[2, 0, 1], ..Tables::default() }, 0..n);
+        let (own, drafts) = tokens.split_at(n - n_draft);
+        batch.push(own, first, Tables { pages: &[2, 0, 1], ..Tables::default() }, 0..own.len());
+        batch.push_drafts(drafts);
         if plan.whole {
             batch.asks.fill(Ask::Hidden);
             batch.given.spans.push(0..n as u32);
@@ -131,7 +138,10 @@ fn logits(backend: &dyn Backend, plan: &ValidPlan, checkpoint: &Arc<Checkpoint>)
             return Err("a router saw NaN".into());
         }
         all.extend_from_slice(if plan.whole { out.hidden } else { out.logits });
-        pos += n;
+        if let (true, Some(drafts)) = (program.kinds().state && n_draft > 0, program.drafts()) {
+            drafts.commit(0, 1);
+        }
+        pos += n - n_draft / 2;
     }
     Ok(all)
 }
@@ -215,7 +225,19 @@ impl Maker {
         self.linear(out, D)
     }
 
-    fn attention(&mut self, x: Buf, window: Option<usize>) {
+    fn chosen(&mut self, x: Buf) {
+        let (n_head, d, n) = (3, 20, 8);
+        self.plan.caches.push(CacheDecl { n_kv: 1, d_k: d, d_v: d, v_in_k: true, window: None });
+        let (cache, h) = (self.last_cache(), self.norm(x));
+        let [q, k, weights] = [n_head * d, d, n_head].map(|n| self.linear(h, n));
+        self.op(Op::KvAppend { cache, k, v: None });
+        let out = self.buf(T, n);
+        self.plan.bufs[out.0 as usize].elem = Elem::U32;
+        self.op(Op::Choose { cache, q, weights, out });
+        self.attention(x, None, Some(out));
+    }
+
+    fn attention(&mut self, x: Buf, window: Option<usize>, chosen: Option<Buf>) {
         let (n_head, n_kv, d) = (4, 2, 20);
         self.plan.caches.push(CacheDecl { n_kv, d_k: d, d_v: d, v_in_k: false, window: None });
         let rope = self.rope(6);
@@ -228,17 +250,17 @@ impl Maker {
         }
         let cache = self.last_cache();
         self.op(Op::KvAppend { cache, k, v: Some(v) });
-        self.attend(x, q, n_head, d, window);
+        self.attend(x, q, [n_head, d], window, chosen);
     }
 
     fn last_cache(&self) -> Cache {
         Cache(self.plan.caches.len() as u32 - 1)
     }
 
-    fn attend(&mut self, x: Buf, q: Buf, n_head: usize, d_v: usize, window: Option<usize>) {
+    fn attend(&mut self, x: Buf, q: Buf, [n_head, d_v]: [usize; 2], window: Option<usize>, chosen: Option<Buf>) {
         let out = self.buf(T, n_head * d_v);
         let (scale, softcap, sinks) = (0.4, None, None);
-        let (cache, chunked, chosen) = (self.last_cache(), false, None);
+        let (cache, chunked) = (self.last_cache(), false);
         self.op(Op::Attention { cache, q, n_head, scale, window, chunked, softcap, chosen, sinks, out });
         let y = self.linear(out, D);
         self.op(Op::Add { x, y });
@@ -278,7 +300,7 @@ impl Maker {
         let k = self.buf(T, d_latent + d_pe);
         self.op(Op::JoinHeads { parts: vec![(d_latent, latent), (d_pe, k_pe)], n_head: 1, out: k });
         self.op(Op::KvAppend { cache: Cache(0), k, v: None });
-        self.attend(x, q, n_head, d_latent, None);
+        self.attend(x, q, [n_head, d_latent], None, None);
     }
 
     fn experts(&mut self, x: Buf) {
@@ -361,10 +383,11 @@ fn build(kind: Kind) -> Result<(ValidPlan, Arc<Checkpoint>), String> {
     let (table, x) = (m.weight(&[N_VOCAB, D]), m.buf(T, D));
     m.op(Op::Embed { table, scale: 2.0, out: x });
     match kind {
-        Kind::Attention => m.attention(x, None),
+        Kind::Attention => m.attention(x, None, None),
+        Kind::Chosen => m.chosen(x),
         Kind::Spans => {
             m.plan.whole = true;
-            [None, Some(16)].into_iter().for_each(|window| m.attention(x, window));
+            [None, Some(16)].into_iter().for_each(|window| m.attention(x, window, None));
         }
         Kind::Latent => m.latent(x),
         Kind::Experts => m.experts(x),

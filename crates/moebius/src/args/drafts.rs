@@ -40,12 +40,12 @@ pub enum DraftArg {
     /// Nothing
     #[default]
     Off,
-    /// The model's layer if it has one (not with Metal), else the text itself, as many as pay: their number follows
-    /// from measured times and from how often drafts were right
+    /// The model's layer if it has one, else the text itself, as many as pay: their number follows from measured times
+    /// and from how often drafts were right
     Auto,
     /// The text itself: what followed its last tokens the last time. For answers that repeat their prompts
     Ngram,
-    /// The model's own layer for multi-token prediction, if it has one (CPU and CUDA)
+    /// The model's own layer for multi-token prediction, if it has one
     Mtp,
     /// Another model.
     #[value(skip)]

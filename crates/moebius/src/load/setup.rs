@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail, ensure};
-use backend::CacheType;
 use backend::experts::layout::Layout;
 use backend::reference::{Reference, Rounded};
 use backend::residency::{Policy, Residency};
@@ -91,31 +90,23 @@ impl EngineSetup {
     }
 
     /// Refuses drafts that the device cannot verify.
-    fn check_drafts(&self, plan: &Plan) -> Result<()> {
-        let (is_metal, is_parted) = (self.kind() == Chosen::Metal, self.step.devices.is_some());
+    fn check_drafts(&self) -> Result<()> {
         match &self.draft.draft {
             DraftArg::Mtp => {
-                ensure!(!is_metal, "--draft mtp requires --backend cpu or cuda");
-                ensure!(!is_parted, "--draft mtp requires one device, without --devices");
+                ensure!(self.step.devices.is_none(), "--draft mtp requires one device, without --devices");
             }
-            DraftArg::Ngram => ensure!(
-                !is_metal || plan.states.is_empty(),
-                "--draft ngram requires --backend cpu or cuda for this model, which has recurrent states"
-            ),
             DraftArg::Model(_) => {
-                ensure!(!is_metal, "--draft FILE requires --backend cpu or cuda");
-                ensure!(!is_parted, "--draft FILE requires one device, without --devices");
+                ensure!(self.step.devices.is_none(), "--draft FILE requires one device, without --devices");
             }
-            DraftArg::Off | DraftArg::Auto => {}
+            DraftArg::Off | DraftArg::Auto | DraftArg::Ngram => {}
         }
         Ok(())
     }
 
-    /// Returns what a model's own layer for multi-token prediction is to do: on the CPU and on one NVIDIA GPU it may
-    /// draft.
+    /// Returns what a model's own layer for multi-token prediction is to do: on one device it may draft.
     pub fn head(&self) -> DraftArg {
         match &self.draft.draft {
-            DraftArg::Auto if self.kind() == Chosen::Metal || self.step.devices.is_some() => DraftArg::Off,
+            DraftArg::Auto if self.step.devices.is_some() => DraftArg::Off,
             draft => draft.clone(),
         }
     }
@@ -336,13 +327,7 @@ impl EngineSetup {
         let misfit = match self.kind() {
             Chosen::Cpu | Chosen::Reference => cache.misfit(plan),
             Chosen::Cuda => cuda::cache_misfit(cache, plan),
-            Chosen::Metal => {
-                ensure!(
-                    [CacheType::F16, CacheType::F32].contains(&cache),
-                    "--cache-type {cache} requires --backend cpu or cuda: Metal supports f16 and f32"
-                );
-                None
-            }
+            Chosen::Metal => metal::cache_misfit(cache, plan),
         };
         misfit.map_or(Ok(()), |what| Err(anyhow!("--cache-type {cache} cannot {what}")))
     }
@@ -507,10 +492,7 @@ impl EngineSetup {
 
     fn prepare_here(&self, checkpoint: &Checkpoint, plan: ValidPlan) -> Result<Prepared> {
         ensure!(self.step.devices.is_none() || self.kind() == Chosen::Cuda, "--devices requires --backend cuda");
-        self.check_drafts(&plan)?;
-        if self.draft.draft == DraftArg::Auto && self.kind() == Chosen::Metal && !plan.states.is_empty() {
-            return EngineSetup { draft: DraftArgs::default(), ..self.clone() }.prepare_here(checkpoint, plan);
-        }
+        self.check_drafts()?;
         self.check_cache(&plan)?;
         let draft = Drafting::open(self, checkpoint)?;
         // One look at what the process takes, for all that is decided: a second one may find more.

@@ -261,15 +261,10 @@ fn what_cannot_draft_says_so() {
         let told = error(&["run", "-p", "x", "--draft", draft, "--backend", "cpu"]);
         assert!(told.contains(part), "{told}");
     }
-    for backend in ["cuda", "metal"] {
-        let told = error(&["run", "-p", "x", "--draft", as_text(&other), "--backend", backend]);
-        let has_none = told.contains("failed to use") || told.contains("macOS");
-        assert!(told.contains("--draft FILE requires --backend cpu") || has_none, "{told}");
-    }
+    let told = error(&["run", "-p", "x", "--draft", as_text(&other), "--backend", "cuda"]);
+    assert!(told.contains("tokens of") || told.contains("failed to use"), "{told}");
     let told = error(&["run", "-p", "x", "--draft", "mtp"]);
     assert!(told.contains("has no layer for multi-token prediction"), "{told}");
-    let told = error(&["run", "-p", "x", "--draft", "mtp", "--backend", "metal"]);
-    assert!(told.contains("no layer for multi-token prediction") || told.contains("--backend cpu"), "{told}");
     let told = error(&["run", "-p", "x", "--draft", "mtp", "--draft-tokens", "17"]);
     assert!(told.contains("17 is not in 1..=16"), "{told}");
     let golden = fixtures::root("crates/conformance/tests/data/qwen3/golden.safetensors");

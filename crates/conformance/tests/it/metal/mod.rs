@@ -1,6 +1,8 @@
 //! The Metal backend on a simulated GPU: whole models against the reference, in every order of threads, with failures
 //! on demand, and with mistakes planted in kernels and lists, each of which must be found. Skips where there is no
 //! clang.
+mod caches;
+mod drafts;
 mod failures;
 mod golden;
 mod planted;

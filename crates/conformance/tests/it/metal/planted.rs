@@ -48,7 +48,13 @@ pub enum Plant {
 
 /// Where the n-th barrier of a source is.
 fn nth_barrier(source: &str, n: usize) -> Option<(usize, usize)> {
-    let begin = source.match_indices("_barrier(mem_flags::").nth(n)?.0;
+    // What is compiled for caches of blocks alone.
+    let is_left_out = |at: usize| {
+        let from = source[..at].rfind("#if K_TYPE == 2").filter(|_| !source.contains("#define K_TYPE 2\n"));
+        from.is_some_and(|from| !source[from..at].contains("#endif"))
+    };
+    let all = source.match_indices("_barrier(mem_flags::").map(|(at, _)| at);
+    let begin = all.filter(|&at| !is_left_out(at)).nth(n)?;
     let begin = source[..begin].rfind(|c: char| !c.is_alphanumeric()).unwrap() + 1;
     Some((begin, begin + source[begin..].find(';')?))
 }

@@ -33,7 +33,7 @@ fn the_footprint_is_what_compiling_allocates() {
         max_draft: 0,
     };
     for shape in SHAPES {
-        for limits in [small, Limits { max_tokens: 100, n_pages: 60, max_positions: 1000, ..small }] {
+        for limits in [small, Limits { max_tokens: 100, n_pages: 60, max_positions: 1000, max_draft: 3, ..small }] {
             for cache in [CacheType::F16, CacheType::F32] {
                 let allocated = Arc::new(AtomicU64::new(0));
                 let count = Arc::clone(&allocated);
@@ -133,9 +133,11 @@ fn sources_for_another_compiler() {
         let shape = Shape { d_model: n, d_k: n, d_v: n, d_ff: n, types: [t; 5], ..PLAIN };
         drop(Session::new(&metal, &model(shape), 64));
     }
-    for file in FILES {
+    for file in FILES.iter().chain(&["published/deepseek_v32/hf"]) {
         drop(Session::new(&metal, &of_file(&metal, file), 64));
     }
+    let blocks = Metal { cache: CacheType::Q8_0, ..metal.clone() };
+    drop(Session::new(&blocks, &model(Shape { d_k: 32, d_v: 32, ..SMALL }), 64));
     let sources = &told.lock().unwrap().sources;
     assert!(sources.len() > WeightType::ALL.len());
     if let Some(folder) = std::env::var_os("MOEBIUS_METAL_SOURCES") {

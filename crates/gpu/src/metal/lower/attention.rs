@@ -2,11 +2,18 @@
 
 use model::plan::{Buf, Cache, CacheDecl, RopePairing, Rows, Weight};
 
-use super::super::{fuse, sources, variants};
-use super::{CacheView, Draft, Lower, float, is, per_row, simdgroups};
+use super::super::sources::{self, Source};
+use super::super::{fuse, variants};
+use super::{CacheView, Draft, Lower, Ranks, float, is, per_row, simdgroups};
 use crate::commands::Use;
-use crate::commands::node::{Count, Extent, Place, When};
+use crate::commands::node::{Count, Extent, Place, THREADS, When, Word};
 use crate::commands::tables::Table;
+use backend::{CacheType, KvType};
+
+/// Steps with a sequence of more positions than these.
+fn more_than(n: usize) -> When {
+    When { count: Count::Reach { below: usize::MAX }, from: n + 1, to: usize::MAX }
+}
 
 impl Lower<'_> {
     /// Norms of heads, rotary embeddings and the append behind them.
@@ -20,10 +27,10 @@ impl Lower<'_> {
         };
         let is_turned = |part: Option<fuse::Part>| usize::from(part.is_some_and(|part| part.is_rotated));
         let (k, parts) = (Some(run.k), [run.q, Some(run.k), run.v]);
-        let mut draft = Draft::new(sources::HEADS, "heads")
+        let mut draft = self
+            .cached(sources::HEADS, "heads")
             .define("D_K", d_k)
             .define("D_V", d_v)
-            .define("KV_F16", usize::from(self.at.is_f16))
             .define("HAS_Q", usize::from(run.q.is_some()))
             .define("HAS_V", usize::from(run.v.is_some()))
             .define("Q_NORM", norm(run.q))
@@ -78,9 +85,9 @@ impl Lower<'_> {
         let words = [n_latent, n_turned, pairs[0], pairs[1], usize::from(view.decl.window.is_some())];
         let mut numbers = vec![float(run.eps)];
         self.op = "latent";
-        let mut draft = Draft::new(sources::LATENT_IN, "latent_in")
+        let mut draft = self
+            .cached(sources::LATENT_IN, "latent_in")
             .define("D_K", view.decl.d_k)
-            .define("KV_F16", usize::from(self.at.is_f16))
             .define("HAS_Q", usize::from(run.low.is_some()))
             .bind(0, self.buf_as(run.kv, Use::Read))
             .bind(1, self.vector(run.norm_w))
@@ -107,6 +114,17 @@ impl Lower<'_> {
         self.head_linear(run.heads, run.w, run.transposed, run.q, Some((run.d_query[1], run.rope)));
     }
 
+    /// A kernel for the types of the caches, as `kv.h` has them.
+    fn cached(&self, source: Source, kernel: &'static str) -> Draft {
+        let code = |t| match t {
+            KvType::F32 => 0,
+            KvType::F16 => 1,
+            KvType::Q8_0 | KvType::Q4_0 => 2,
+        };
+        let CacheType { k, v } = self.at.cache;
+        Draft::new(source, kernel).define("K_TYPE", code(k)).define("V_TYPE", code(v))
+    }
+
     pub(super) fn cache(&self, cache: Cache) -> (CacheView, Table) {
         let view = self.at.caches[cache.0 as usize];
         (view, if view.decl.window.is_some() { Table::WindowPages } else { Table::Pages })
@@ -115,8 +133,8 @@ impl Lower<'_> {
     pub(super) fn kv_append(&mut self, cache: Cache, k: Buf, v: Option<Buf>) {
         let (view, pages) = self.cache(cache);
         let CacheDecl { n_kv, d_k, d_v, window, .. } = view.decl;
-        let mut draft = Draft::new(sources::KV_APPEND, "kv_append")
-            .define("KV_F16", usize::from(self.at.is_f16))
+        let mut draft = self
+            .cached(sources::KV_APPEND, "kv_append")
             .define("HAS_V", usize::from(v.is_some()))
             .bind(0, self.buf(k))
             .bind(1, (Place::Fixed(view.k), Use::Update));
@@ -141,6 +159,7 @@ impl Lower<'_> {
         n_head: usize,
         [scale, softcap]: [f32; 2],
         (window, chunked): (Option<usize>, bool),
+        chosen: Option<Buf>,
         sinks: Option<Weight>,
         out: Buf,
     ) {
@@ -148,10 +167,10 @@ impl Lower<'_> {
         let CacheDecl { n_kv, d_k, d_v, v_in_k, window: kept } = view.decl;
         let words = [n_head, n_kv, crate::window_word(window, chunked) as usize, usize::from(kept.is_some())];
         let draft = |source, kernel| {
-            let draft = Draft::new(source, kernel)
+            let draft = self
+                .cached(source, kernel)
                 .define("D_K", d_k)
                 .define("D_V", d_v)
-                .define("KV_F16", usize::from(self.at.is_f16))
                 .define("V_IN_K", usize::from(v_in_k))
                 .define("SINKS", usize::from(sinks.is_some()))
                 .bind(0, self.buf(q))
@@ -169,6 +188,7 @@ impl Lower<'_> {
         let by_row = |spans| {
             let draft = draft(sources::ATTENTION, "attention")
                 .define("SPLIT", 0)
+                .define("CHOSEN", 0)
                 .define("SPANS", spans)
                 .bind(3, self.buf(out))
                 .table(5, Table::Positions)
@@ -192,8 +212,27 @@ impl Lower<'_> {
         let heeds_spans = crate::heeds_spans(self.plan, window);
         let spans = usize::from(heeds_spans) + usize::from(heeds_spans && self.plan.reach(window) != usize::MAX);
         let forms = |spans| (rows.map(|rows| tiles(rows, spans)), by_row(spans));
+        // Where all positions are chosen the others run.
+        let sees_more = chosen.filter(|_| self.at.ranks.is_some()).map(|chosen| {
+            let n = self.width(chosen);
+            let list = draft(sources::ATTENTION, "attention")
+                .define("SPLIT", 0)
+                .define("CHOSEN", 1)
+                .define("SPANS", 0)
+                .bind(3, self.buf(out))
+                .bind(11, self.buf(chosen))
+                .table(5, Table::Positions)
+                .table(6, Table::ChunkOf)
+                .params(4, words.into_iter().map(is).chain([float(scale), float(softcap), is(n)]))
+                .grid([Extent::Is(n_head as u32), per_row(Rows::Tokens), Extent::Is(1)]);
+            (list, more_than(n))
+        });
         // A layer with a window has few keys.
-        let is_split = !heeds_spans && window.is_none() && !self.at.tuning.is_plain && !self.at.tuning.off.attention;
+        let is_split = !heeds_spans
+            && chosen.is_none()
+            && window.is_none()
+            && !self.at.tuning.is_plain
+            && !self.at.tuning.off.attention;
         let split = self.at.parts.filter(|_| is_split).map(|(parts, part, n_parts)| {
             let due = When { count: Count::Reach { below: variants::LEAST_ROWS }, from: part + 1, to: usize::MAX };
             let row_bytes = n_head as u64 * n_parts as u64 * (d_v as u64 + 2) * 4;
@@ -201,6 +240,7 @@ impl Lower<'_> {
             let words = words.into_iter().map(is).chain([float(scale), float(softcap)]);
             let split = draft(sources::ATTENTION, "attention")
                 .define("SPLIT", 1)
+                .define("CHOSEN", 0)
                 .define("SPANS", 0)
                 .table(5, Table::Positions)
                 .table(6, Table::ChunkOf)
@@ -234,8 +274,50 @@ impl Lower<'_> {
             unless = Some(due);
         }
         if let Some(plain) = plain {
-            self.attend(plain, unless);
+            self.attend(plain, unless.or(sees_more.as_ref().map(|(_, when)| *when)));
         }
+        if let Some((list, when)) = sees_more {
+            self.when = Some(when);
+            self.push(list);
+            self.when = None;
+        }
+    }
+
+    /// Lists of the positions that attention sees, where a sequence of the step has more than are chosen.
+    pub(super) fn choose(&mut self, cache: Cache, [q, weights]: [Buf; 2], out: Buf) {
+        let Some(Ranks { span, stride, tokens, slices }) = self.at.ranks else { return };
+        let (view, pages) = self.cache(cache);
+        let (n, n_head) = (self.width(out), self.width(weights));
+        self.unless = Some(When { from: 0, to: n + 1, ..more_than(n) });
+        for first in (0..slices).map(|slice| slice * tokens) {
+            self.when = Some(When { count: Count::Rows(Rows::Tokens), from: first + 1, to: usize::MAX });
+            let threads = if self.at.tuning.is_plain { THREADS } else { 4 * THREADS };
+            let words = [first, tokens, stride, n, n_head].map(is);
+            let draft = |kernel| {
+                self.cached(sources::CHOOSE, kernel)
+                    .define("D", view.decl.d_k)
+                    .define("THREADS", threads as usize)
+                    .params(4, [Word::Each(Rows::Tokens, 1)].into_iter().chain(words))
+                    .table(5, Table::Positions)
+            };
+            let scores = draft("choose_scores")
+                .bind(0, self.buf_as(q, Use::Read))
+                .bind(1, (Place::Fixed(view.k), Use::Read))
+                .bind(2, self.buf_as(weights, Use::Read))
+                .bind(3, (Place::Fixed(span), Use::Update))
+                .table(6, Table::ChunkOf)
+                .table(7, Table::Chunks)
+                .table(8, pages)
+                .grid([Extent::Parts { per: THREADS }, per_row(Rows::Tokens), Extent::Is(1)]);
+            let best = draft("choose_best")
+                .bind(0, (Place::Fixed(span), Use::Read))
+                .bind(1, self.buf_as(out, if slices == 1 { Use::Write } else { Use::Update }))
+                .grid([per_row(Rows::Tokens), Extent::Is(1), Extent::Is(1)])
+                .threads(threads);
+            self.push(scores);
+            self.push(best);
+        }
+        (self.when, self.unless) = (None, None);
     }
 
     /// Attention in tiles, where heads fit them, and row by row for few tokens.

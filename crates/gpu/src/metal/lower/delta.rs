@@ -22,7 +22,12 @@ const MAX_CONVOLVED: usize = 8;
 
 impl Lower<'_> {
     fn state(&self, state: State) -> (Place, Use) {
-        (Place::Fixed(self.at.states[state.0 as usize]), Use::Update)
+        (Place::Fixed(self.at.states[state.0 as usize].span), Use::Update)
+    }
+
+    /// Numbers of a slot of a state.
+    fn slot(&self, state: State) -> usize {
+        self.slot_len(self.at.states[state.0 as usize])
     }
 
     pub(super) fn causal_conv(
@@ -47,7 +52,7 @@ impl Lower<'_> {
                 .bind(1, self.vector(w))
                 .bind(2, self.state(state))
                 .bind(3, self.buf(out))
-                .params(4, [is(d)])
+                .params(4, [d, self.slot(state)].map(is))
                 .table(5, Table::Chunks)
                 .grid([
                     Extent::Is((d as u32).div_ceil(THREADS)),
@@ -133,8 +138,7 @@ impl Lower<'_> {
             draft = draft.bind(11, self.vector(skip));
         }
         let chunks = if by_row || skip.is_some() { None } else { self.delta_chunks(heads, norm.is_some()) };
-        let forms = chunks.into_iter().collect();
-        let words = [n_k_head, n_v_head, d_v, usize::from(sharing == Sharing::Tiled)].map(is);
+        let words = [n_k_head, n_v_head, d_v, usize::from(sharing == Sharing::Tiled), self.slot(state)].map(is);
         let draft = draft.bind(5, self.state(state)).bind(6, self.buf_as(out, Use::Write)).table(8, Table::Chunks);
         let draft = match norm {
             None => draft.params(7, words),
@@ -143,7 +147,44 @@ impl Lower<'_> {
                 .bind(10, self.vector(norm.w))
                 .params(7, words.into_iter().chain([float(norm.eps)])),
         };
+        // With drafts a state has to stop amid a tile.
+        let has_drafts = |count| When { count, from: 1, to: usize::MAX };
+        let by_token =
+            Form { when: has_drafts(Count::Drafts), unit: self.unit(&draft), grid: draft.grid, threads: draft.threads };
+        let forms = chunks.into_iter().flat_map(|chunks| [by_token, chunks]).collect();
+        if self.at.max_draft == 0 {
+            return self.push_with(draft, forms);
+        }
+        self.when = Some(has_drafts(Count::Replays));
+        self.push(
+            Draft::new(sources::DELTA_REPLAY, "delta_replay")
+                .define("D_K", d_k)
+                .define("SUM", usize::from(rule == DeltaRule::Sum))
+                .define("BY_ROW", usize::from(by_row))
+                .bind(0, self.state(state))
+                .params(1, words)
+                .table(2, Table::Chunks)
+                .grid([Extent::Is(d_v.div_ceil(8) as u32), Extent::Is(n_v_head as u32), Extent::Chunks]),
+        );
+        self.when = None;
         self.push_with(draft, forms);
+        self.when = Some(has_drafts(Count::Drafts));
+        let mut keep = Draft::new(sources::KEEP_DRAFTS, "keep_drafts").bind(4, self.state(state));
+        for (slot, &buf) in (0..).zip(&inputs[1..]) {
+            keep = keep.bind(slot, self.buf_as(buf, Use::Read));
+        }
+        let widths = [1, 2, 3, 4].map(|i| self.width(inputs[i]));
+        let view = self.at.states[state.0 as usize];
+        self.push(
+            keep.params(5, widths.into_iter().chain([self.slot(state), view.n]).map(is)).table(6, Table::Chunks).grid(
+                [
+                    Extent::Is((view.kept as u32).div_ceil(THREADS)),
+                    Extent::Is(self.at.max_draft as u32),
+                    Extent::Chunks,
+                ],
+            ),
+        );
+        self.when = None;
     }
 
     /// The form for prompts: many positions at a time.
@@ -182,6 +223,7 @@ impl Lower<'_> {
         let [(q_eps, q_scale), (k_eps, k_scale)] = run.norms;
         let counts = [d, run.n_k_head, run.d_k, n_v_head, d_v];
         let gates = [self.width(run.a.0), self.width(run.b.0), run.group[0], run.group[1], run.a.1, run.b.1];
+        let numbers = [q_eps, q_scale, k_eps, k_scale].map(float).into_iter().chain([is(self.slot(run.state))]);
         let n_heads = 2 * run.n_k_head + n_v_head;
         let mut draft = Draft::new(sources::DELTA_IN, "delta_in")
             .define("WIDTH", width)
@@ -189,7 +231,7 @@ impl Lower<'_> {
             .bind(0, self.buf_as(run.x, Use::Read))
             .bind(1, self.vector(run.w))
             .bind(2, self.state(run.state))
-            .params(3, counts.into_iter().chain(gates).map(is).chain([q_eps, q_scale, k_eps, k_scale].map(float)))
+            .params(3, counts.into_iter().chain(gates).map(is).chain(numbers))
             .table(4, Table::Chunks);
         for (slot, out) in (5..).zip(run.outs) {
             draft = draft.bind(slot, self.buf_as(out, Use::Write));

@@ -64,7 +64,7 @@ impl Lower<'_> {
     }
 
     pub(super) fn constant(&mut self, d: usize, out: Buf) {
-        let known = self.at.constants.iter().find(|(op, _)| *op == self.first);
+        let known = self.at.constants.iter().find(|(op, _)| *op == self.n_before + self.first);
         let Some(&(_, values)) = known else { unreachable!("memory has a place for the values of each such op") };
         let draft = Draft::new(sources::CONSTANT, "fill_rows").bind(0, (Place::Fixed(values), Use::Read));
         let draft = draft.bind(1, self.buf(out));
