@@ -55,7 +55,7 @@ kernel void choose_best(device const uint* ranks [[buffer(0)]], device uint* out
                         constant Choose& a [[buffer(4)]], device const uint* positions [[buffer(5)]],
                         uint group [[threadgroup_position_in_grid]], uint t [[thread_index_in_threadgroup]]) {
     threadgroup uint better[THREADS], equal[THREADS]; // positions of a thread's, then of all threads before it
-    threadgroup uint3 parts[2][THREADS / 32]; // in turn, so that one barrier a pass is enough
+    threadgroup uint3 parts[2][THREADS / 32]; // alternating, so that one barrier a pass is enough
     const uint token = a.first + group;
     if (group >= a.most || token >= a.n_tokens) return;
     const uint n_seen = positions[token] + 1;
