@@ -139,8 +139,8 @@ fn types() -> Vec<WeightType> {
 }
 
 /// Kernels may keep so many bytes of a thread on the stack: f64's sine reduces large angles there, attention keeps
-/// which threads run its loop, and wide tiles and products of one row give up some registers so that blocks share a
-/// multiprocessor.
+/// which threads run its loop, and wide tiles and products of one to four rows give up some registers so that blocks
+/// share a multiprocessor.
 const STACK: &[(&str, usize)] = &[
     ("head_linear_vec8", 8),
     ("router", 24),
@@ -154,6 +154,11 @@ const STACK: &[(&str, usize)] = &[
     ("few_linear1", 16),
     ("few_gated1", 16),
     ("few_pair1", 32),
+    ("few_linear2", 8),
+    ("few_gated2", 8),
+    ("few_linear4", 32),
+    ("few_gated4", 16),
+    ("few_pair4", 32),
     ("few_routed", 16),
     ("few_experts", 48),
     ("few_down", 16),
