@@ -339,7 +339,7 @@ static void test_wide_pack(u32 rows, u32 k) {
     const WideLinear a = {{x.data(), rows, k, 1, 0, {}}, {expected.data(), n_groups, 16}};
     launch({n_groups, 1, 1}, 256, 0, linear_pack, a);
     const PackTo to = {got.data(), whole, WEIGHT::RUNS, WEIGHT::PAIRED, n_groups, Wide<WEIGHT>::SPLIT, 0};
-    launch<Pack>({rows, 1, 1}, 64, 0, pack, Pack{x.data(), {}, {to, {}}, rows, k});
+    launch<Pack>({rows, 1, 1}, 64, 0, pack, Pack{(float*)x.data(), nullptr, {}, {to}, rows, k});
     const bool is_same = memcmp(got.data(), expected.data(), got.size() * sizeof(uint4)) == 0;
     printf("  %-28s %s\n", "wide pack", is_same ? "same bits" : "DIFFERS");
     failures += !is_same;
