@@ -415,7 +415,7 @@ int main(int argc, char**) {
         Weights table(7, k3);
         Array<float> out(2 * k3, NAN);
         const Array<u32> ids = {6, 2};
-        launch({2, (units + 127) / 128, 1}, 128, 0, embed, Embed{ids.data(), table.matrix, out.data(), 2, k3, 0.5f, 0});
+        launch({2, (units + 127) / 128, 1}, 128, 0, embed, Embed{ids.data(), table.matrix, out.data(), 2, k3, 0.5f, 1});
         std::vector<double> want;
         for (u32 id : ids) {
             for (u32 i = 0; i < k3; i++) want.push_back(0.5 * table.values[(size_t)id * k3 + i]);
