@@ -298,12 +298,6 @@ pub trait Drafts {
     /// Whether the step that was submitted last takes the time of later ones of its kind. The first ones may take longer
     /// on a device that records launches: they say nothing of what drafts cost.
     fn is_settled(&mut self) -> bool;
-
-    /// Whether steps of the draft head take positions on several axes ([`GivenRows::places`]), as prompts with images
-    /// have them.
-    fn takes_places(&self) -> bool {
-        false
-    }
 }
 
 /// Times of ops. Results of steps do not change.

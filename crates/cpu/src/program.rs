@@ -559,10 +559,6 @@ impl Drafts for CpuProgram {
     fn is_settled(&mut self) -> bool {
         true
     }
-
-    fn takes_places(&self) -> bool {
-        true
-    }
 }
 
 impl Profile for CpuProgram {

@@ -334,10 +334,6 @@ impl Drafts for Interpreter {
     fn is_settled(&mut self) -> bool {
         true
     }
-
-    fn takes_places(&self) -> bool {
-        true
-    }
 }
 
 impl Interpreter {

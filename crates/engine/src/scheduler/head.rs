@@ -37,8 +37,6 @@ pub(super) struct Head {
     full: Vec<u32>,
     /// The times of its steps are those of later ones.
     is_settled: bool,
-    /// Its steps can have sequences with images.
-    pub takes_places: bool,
     /// Some sequence has images: every token has a place on all axes.
     has_places: bool,
 }
@@ -55,7 +53,7 @@ struct Row {
 }
 
 impl Head {
-    pub fn new(n: usize, d_model: usize, limits: Limits, takes_places: bool) -> Head {
+    pub fn new(n: usize, d_model: usize, limits: Limits) -> Head {
         let room = |rows: usize| Vec::with_capacity(rows * d_model);
         Head {
             n,
@@ -66,7 +64,6 @@ impl Head {
             own: room(limits.max_outputs),
             full: Vec::with_capacity(limits.max_tokens / PAGE + 1),
             is_settled: true,
-            takes_places,
             has_places: false,
         }
     }
@@ -197,7 +194,7 @@ impl Engine {
     /// `n_spare` is the most that all sequences have together. Returns the number of the head's steps.
     fn draft_with(&mut self, head: &mut Head, mut n_spare: usize) -> Result<usize, Error> {
         let mut n_steps = 0;
-        head.has_places = head.takes_places && self.running.iter().any(|sequence| sequence.pictures().is_some());
+        head.has_places = self.running.iter().any(|sequence| sequence.pictures().is_some());
         self.running.iter_mut().for_each(|sequence| sequence.ahead.guesses.clear());
         let mut i = 0;
         while i < self.running.len() {

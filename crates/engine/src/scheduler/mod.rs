@@ -294,8 +294,7 @@ impl Engine {
     pub fn set_head(&mut self, n: usize) -> bool {
         let n = n.min(self.max_draft);
         let width = self.program.draft_width().filter(|_| n > 0 && self.kinds.window.is_none());
-        let takes_places = self.program.drafts().is_some_and(|drafts| drafts.takes_places());
-        self.head = width.map(|d_model| Head::new(n, d_model, self.program.limits(), takes_places));
+        self.head = width.map(|d_model| Head::new(n, d_model, self.program.limits()));
         self.running.iter_mut().for_each(|sequence| sequence.ahead.clear());
         self.head.is_some()
     }
@@ -712,8 +711,7 @@ impl Engine {
                         }
                     };
                     let n_accepted = sequence.computed(memory, options.prefix_cache);
-                    let drafts = head.as_ref().is_some_and(|head| head.takes_places || sequence.pictures().is_none());
-                    if drafts && sequence.is_answered() {
+                    if head.is_some() && sequence.is_answered() {
                         let n = (first.len - first.n_draft) as usize + n_accepted;
                         sequence.ahead.computed(first.first as usize, first.pos as usize, n);
                     }

@@ -6,7 +6,6 @@
 //! ([`layout`], [`weights`]), the inputs of a step ([`tables`]) and the [`program`] are these. It knows no op but by
 //! its dispatches, and no maker of GPUs.
 
-pub(crate) mod drafts;
 mod gpu;
 pub(crate) mod layout;
 pub(crate) mod node;

@@ -3,9 +3,9 @@
 
 use model::plan::Rows;
 
-use super::drafts::Slots;
 use super::tables::Table;
 use super::{Cmd, List, Pipe, Span, Use};
+use crate::drafts::Slots;
 use backend::Batch;
 
 /// Threads of a threadgroup: what every GPU allows every kernel.
@@ -195,7 +195,7 @@ pub struct Counts {
 impl Counts {
     /// The numbers of a batch, and of what slots keep for it.
     pub fn of_batch(batch: &Batch, slots: &Slots) -> Counts {
-        let words = batch.chunks.iter().map(|c| slots.words(batch, c).map(|n| n as usize));
+        let words = batch.chunks.iter().map(|c| slots.words(c, batch.is_draft()).map(|n| n as usize));
         let [drafts, replays] = words.fold([0; 2], |sum, n| [sum[0] + n[0], sum[1] + n[1]]);
         Counts {
             tokens: batch.tokens.len(),

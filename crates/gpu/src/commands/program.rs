@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use model::plan::{Buf, Rows};
 
-use super::drafts::Slots;
 use super::node::{CopySlot, Counts, Schedule};
 use super::tables::Tables;
 use super::{Cmd, Gpu, GpuError, List, Pipe, Span, Ticket};
+use crate::drafts::Slots;
 use backend::inputs::{self, Inputs};
 use backend::routing::RoutingTrace;
 use backend::{
@@ -448,10 +448,6 @@ impl Drafts for CommandProgram {
     }
 
     fn is_settled(&mut self) -> bool {
-        true
-    }
-
-    fn takes_places(&self) -> bool {
         true
     }
 }

@@ -1,11 +1,11 @@
 //! What changes from step to step: ids, positions, chunks, page tables and angles. The host writes them into one
 //! buffer, in which each has its place.
 
+use crate::drafts::Slots;
 use backend::rope::Angles;
 use backend::{Batch, Chunk, Kinds, Limits, PAGE};
 use model::plan::{N_AXES, Op, Plan};
 
-use super::drafts::Slots;
 use super::layout::Layout;
 use super::{Gpu, GpuError, Span};
 
@@ -162,7 +162,7 @@ impl Tables {
         // Of each page table, the pages of the chunk's positions.
         let (mut first, mut first_window) = (0, 0);
         let chunks = batch.chunks.iter().flat_map(|c| {
-            let [n_draft, n_replay] = slots.words(batch, c);
+            let [n_draft, n_replay] = slots.words(c, batch.is_draft());
             let place = [first, first_window, c.first_window_block];
             let words = [c.first, c.len, c.pos, c.state, n_draft, n_replay];
             first += blocks(c);

@@ -590,9 +590,7 @@ fn given_row(takes: &Takes) -> Option<usize> {
 pub fn cache_misfit(cache: CacheType, plan: &Plan) -> Option<String> {
     let is_mixed = (cache.k == KvType::F32) != (cache.v == KvType::F32);
     let mixed = || is_mixed.then(|| format!("keep a cache of type {cache}: f32 goes with f32 alone"));
-    let is_unknown = [cache.k, cache.v].contains(&KvType::Q4_0);
-    let unknown = || is_unknown.then(|| format!("keep a cache of type {cache}: CUDA supports f16, f32 and q8_0"));
-    cache.misfit(plan).or_else(mixed).or_else(unknown)
+    cache.misfit(plan).or_else(mixed).or_else(|| crate::unread("CUDA", cache))
 }
 
 /// Bytes of a layer's keys and values.

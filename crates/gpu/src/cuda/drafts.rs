@@ -3,7 +3,7 @@
 
 use model::plan::{Op, Plan, State};
 
-use backend::drafts::Uncommitted;
+use crate::drafts;
 use backend::{Batch, Chunk, Limits, StepError};
 
 /// Longest chunk of a step that takes the lists of few tokens: a token and eight drafts.
@@ -32,26 +32,18 @@ pub fn slot_lens(plan: &Plan, limits: Limits) -> Vec<usize> {
     lens
 }
 
-/// A slot's drafts.
-#[derive(Clone, Copy, Debug, Default)]
-struct Slot {
-    /// Accepted drafts of its last step, which its state has not moved past.
-    n_replay: u32,
-    /// Where they are kept.
-    side: u32,
-}
-
 /// The drafts of all slots; none where a plan has no states.
 #[derive(Debug, Default)]
 pub struct Slots {
-    uncommitted: Uncommitted,
-    slots: Vec<Slot>,
+    drafts: drafts::Slots,
+    /// Where each slot keeps its drafts.
+    sides: Vec<u32>,
 }
 
 impl Slots {
     /// For `n` slots.
     pub fn new(n: usize) -> Slots {
-        Slots { uncommitted: Uncommitted::new(n), slots: vec![Slot::default(); n] }
+        Slots { drafts: drafts::Slots::new(n), sides: vec![0; n] }
     }
 
     /// Refuses a batch that resumes from a state with uncommitted drafts.
@@ -59,48 +51,40 @@ impl Slots {
     /// # Errors
     /// [`StepError::Batch`].
     pub fn check(&self, batch: &Batch) -> Result<(), StepError> {
-        if batch.is_draft() { Ok(()) } else { self.uncommitted.check(batch) }
+        self.drafts.check(batch)
     }
 
     /// `n_draft`, `n_replay` and `side` of a chunk, as kernels have them; zero in a step of the draft head, which has
     /// no states.
     pub fn words(&self, c: &Chunk, is_head: bool) -> [u32; 3] {
-        match self.slots.get(c.state as usize) {
-            Some(slot) if !is_head => [c.n_draft, if c.pos == 0 { 0 } else { slot.n_replay }, slot.side],
-            _ => [0; 3],
-        }
+        let [n_draft, n_replay] = self.drafts.words(c, is_head);
+        let side = self.sides.get(c.state as usize).filter(|_| !is_head);
+        [n_draft, n_replay, side.copied().unwrap_or(0)]
     }
 
     /// Whether the step has drafts, or states that move past earlier ones.
     pub fn are_in(&self, batch: &Batch) -> bool {
-        batch.chunks.iter().any(|c| self.words(c, batch.is_draft())[..2] != [0; 2])
+        batch.chunks.iter().any(|c| self.drafts.words(c, batch.is_draft()) != [0; 2])
     }
 
     /// The step of a batch is queued: states have moved.
     pub fn computed(&mut self, batch: &Batch) {
-        if batch.is_draft() {
-            return;
-        }
-        self.uncommitted.computed(batch);
-        for c in &batch.chunks {
-            let Some(slot) = self.slots.get_mut(c.state as usize) else { continue };
-            let side = if c.n_draft > 0 { slot.side ^ 1 } else { slot.side };
-            *slot = Slot { n_replay: 0, side };
+        self.drafts.computed(batch);
+        for c in batch.chunks.iter().filter(|c| !batch.is_draft() && c.n_draft > 0) {
+            self.sides.get_mut(c.state as usize).into_iter().for_each(|side| *side ^= 1);
         }
     }
 
     /// The drafts of a slot are judged.
     pub fn commit(&mut self, slot: u32, n_accepted: usize) {
-        if self.uncommitted.commit(slot, n_accepted) {
-            self.slots[slot as usize].n_replay = n_accepted as u32;
-        }
+        self.drafts.commit(slot, n_accepted);
     }
 
     /// A slot is copied to another, with what it keeps.
     pub fn copied(&mut self, from: u32, to: u32) {
-        self.uncommitted.copied(from, to);
-        if let Some(&slot) = self.slots.get(from as usize) {
-            self.slots[to as usize] = slot;
+        self.drafts.copied(from, to);
+        if let Some(&side) = self.sides.get(from as usize) {
+            self.sides[to as usize] = side;
         }
     }
 }

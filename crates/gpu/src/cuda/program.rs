@@ -786,10 +786,6 @@ impl Drafts for CudaProgram {
     fn is_settled(&mut self) -> bool {
         self.is_settled
     }
-
-    fn takes_places(&self) -> bool {
-        true
-    }
 }
 
 impl Profile for CudaProgram {

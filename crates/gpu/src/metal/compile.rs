@@ -9,7 +9,6 @@ use super::fuse;
 use super::lower::{CacheView, Lower, Places, Ranks, StateView, unsupported};
 use super::variants;
 use super::{Metal, Tuning};
-use crate::commands::drafts;
 use crate::commands::layout::Layout;
 use crate::commands::node::{Counts, Node, Schedule, THREADS};
 use crate::commands::program::{CommandProgram, Half, Head, Parts, Plain};
@@ -71,7 +70,7 @@ pub fn lay(
     let own = memory.own.allocate(&mut *gpu, "routes and scratch").map_err(failed)?;
     let caches = caches(plan, &memory.caches.allocate(&mut *gpu, "cache").map_err(failed)?);
     let states = memory.states.allocate(&mut *gpu, "recurrent states").map_err(failed)?;
-    let states = plan.states.iter().zip(states).zip(drafts::kept(plan));
+    let states = plan.states.iter().zip(states).zip(kept(plan));
     let view = |((decl, span), kept): ((&StateDecl, Span), usize)| StateView { span, n: decl.n, kept };
     let states: Vec<StateView> = states.map(view).collect();
     let tables = memory.tables.allocate(&mut *gpu, "inputs of a step").map_err(failed)?;
@@ -309,7 +308,7 @@ impl Memory {
             }
         }
         let mut states = Layout::default();
-        for (decl, kept) in plan.states.iter().zip(drafts::kept(plan)) {
+        for (decl, kept) in plan.states.iter().zip(kept(plan)) {
             let slot = decl.n.saturating_add(kept.saturating_mul(limits.max_draft));
             states.add(slot.saturating_mul(4).saturating_mul(limits.n_states), max_buffer);
         }
@@ -375,11 +374,24 @@ fn planes(decl: &CacheDecl, limits: Limits, cache: CacheType) -> Vec<usize> {
     }
 }
 
+/// Numbers that a slot of each state keeps of a draft, after the state: the row of a convolution, or k, v, g and beta
+/// of a delta rule (`kernels/metal/keep_drafts.metal`).
+fn kept(plan: &Plan) -> Vec<usize> {
+    let mut kept = vec![0; plan.states.len()];
+    for op in &plan.ops {
+        let numbers = |bufs: &[_]| bufs.iter().fold(0, |sum: usize, &buf| sum.saturating_add(plan.buf(buf).width));
+        match *op {
+            Op::CausalConv { x, state, .. } => kept[state.0 as usize] = numbers(&[x]),
+            Op::DeltaNet { k, v, g, beta, state, .. } => kept[state.0 as usize] = numbers(&[k, v, g, beta]),
+            _ => {}
+        }
+    }
+    kept
+}
+
 /// Why a plan's caches cannot be kept in these types; `None` where they can.
 pub fn cache_misfit(cache: CacheType, plan: &Plan) -> Option<String> {
-    let is_unknown = [cache.k, cache.v].contains(&KvType::Q4_0);
-    let unknown = || is_unknown.then(|| format!("keep a cache of type {cache}: Metal supports f16, f32 and q8_0"));
-    cache.misfit(plan).or_else(unknown)
+    cache.misfit(plan).or_else(|| crate::unread("Metal", cache))
 }
 
 fn caches(plan: &Plan, spans: &[Span]) -> Vec<CacheView> {

@@ -84,19 +84,9 @@ pub fn start(model: Model, args: &EngineArgs, draft: DraftArgs) -> Result<Sessio
     start_with(model, &EngineSetup::drafting(args, draft)?)
 }
 
-impl Model {
-    /// Returns the same, with the head that drafts further tokens as `setup` has it.
-    ///
-    /// # Errors
-    /// As [`Model::drafting`].
-    pub fn drafting_for(self, setup: &EngineSetup) -> Result<Model> {
-        self.drafting(setup.head())
-    }
-}
-
 /// Starts an engine.
 pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
-    let model = model.drafting_for(setup)?;
+    let model = model.drafting(setup.head())?;
     let setup = &setup.with_encoder(model.sight.as_ref())?;
     let prepared = setup.prepare(&model.checkpoint, model.plan.clone())?;
     start_prepared(model, setup, prepared)

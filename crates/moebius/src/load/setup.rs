@@ -91,15 +91,12 @@ impl EngineSetup {
 
     /// Refuses drafts that the device cannot verify.
     fn check_drafts(&self) -> Result<()> {
-        match &self.draft.draft {
-            DraftArg::Mtp => {
-                ensure!(self.step.devices.is_none(), "--draft mtp requires one device, without --devices");
-            }
-            DraftArg::Model(_) => {
-                ensure!(self.step.devices.is_none(), "--draft FILE requires one device, without --devices");
-            }
-            DraftArg::Off | DraftArg::Auto | DraftArg::Ngram => {}
-        }
+        let draft = match &self.draft.draft {
+            DraftArg::Mtp => "mtp",
+            DraftArg::Model(_) => "FILE",
+            DraftArg::Off | DraftArg::Auto | DraftArg::Ngram => return Ok(()),
+        };
+        ensure!(self.step.devices.is_none(), "--draft {draft} requires one device, without --devices");
         Ok(())
     }
 

@@ -352,7 +352,7 @@ impl Fleet {
     fn try_load(&self, loader: &Loader, listed: &Listed) -> Result<Option<(Started, Held)>> {
         let Listed { id, path, sampling, template, sight, places, .. } = listed;
         let model = load::open(Some(path))?.stretched(listed.setup.step.rope_scaling)?;
-        let model = model.with_template(template.as_deref())?.seeing(sight)?.drafting_for(&listed.setup)?;
+        let model = model.with_template(template.as_deref())?.seeing(sight)?.drafting(listed.setup.head())?;
         let Some((setup, prepared)) = self.make_room(loader, &listed.setup, &model)? else { return Ok(None) };
         let session = load::start_prepared(model, &setup, prepared)?;
         session.placement.iter().for_each(|placement| tracing::info!(model = id, "{placement}"));

@@ -17,8 +17,8 @@ pub struct Ahead {
     forms: [PackTo; 2],
 }
 
-/// How a type's wide products read `rows` rows.
-fn form(w: WeightType, rows: usize, k: usize, out: Ptr) -> PackTo {
+/// How a type's wide products read `rows` rows, at `out`.
+pub(super) fn form(w: WeightType, rows: usize, k: usize, out: Ptr) -> PackTo {
     let order = Order::of_units(w);
     let (stride, runs, paired) = (order.stride(k) as u32, order.runs as u32, u32::from(order.is_paired));
     let split = u32::from(w == WeightType::F32);
@@ -46,14 +46,18 @@ impl Encoder<'_> {
         let mut forms = [PackTo::default(); 2];
         for w in weights {
             let form = form(w.dtype, rows, k, at);
-            let Some(free) = forms.iter().position(|of| of.out == 0 || is_same(of, &form)) else { break };
-            at += wide::packed_bytes(w.dtype, rows, k) as Ptr;
-            if w.wide.is_none() || form.stride as usize != k || at > end {
+            if w.wide.is_none() || form.stride as usize != k {
                 break;
             }
-            if forms[free].out == 0 {
-                forms[free] = form;
+            if forms.iter().any(|of| of.out != 0 && is_same(of, &form)) {
+                continue;
             }
+            let Some(free) = forms.iter_mut().find(|of| of.out == 0) else { break };
+            at += wide::packed_bytes(w.dtype, rows, k) as Ptr;
+            if at > end {
+                break;
+            }
+            *free = form;
         }
         (forms[0].out != 0).then_some(forms)
     }

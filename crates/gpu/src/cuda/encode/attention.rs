@@ -78,8 +78,7 @@ impl Encoder<'_> {
             self.widen(node, if attend.is_some() { singles } else { 0 })?;
             let mut args = self.attention_args(node, n_chunks, singles);
             // All rows are its own, and nothing else reads them.
-            let is_packed =
-                node.is_multiplied && singles == 0 && tile.entry == "attention_wide" && node.cache.d_v <= 128;
+            let is_packed = node.is_multiplied && singles == 0 && node.wide == Some(tile) && node.cache.d_v <= 128;
             let forms = self.forms_ahead(&node.out).filter(|forms| is_packed && forms[1].out == 0);
             if let Some(forms) = forms {
                 args.packed = forms[0];

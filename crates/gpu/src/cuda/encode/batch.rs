@@ -15,6 +15,7 @@ use super::super::nodes::{
     UpNode, View,
 };
 use super::super::wide;
+use super::ahead::form;
 use super::{Encoder, gated_args, linear_args};
 
 /// Scratch of these steps.
@@ -155,10 +156,7 @@ impl Encoder<'_> {
         let (mut at, end) = (self.scratch.packed, self.scratch.packed + self.scratch.packed_bytes as Ptr);
         let (mut places, mut to) = ([0; 2], [args::PackTo::default(); 3]);
         for (i, &w) in types.iter().enumerate() {
-            let order = Order::of_units(w);
-            let (stride, runs, paired) = (order.stride(k) as u32, order.runs as u32, u32::from(order.is_paired));
-            let (n_groups, split) = (rows.div_ceil(8) as u32, u32::from(w == WeightType::F32));
-            (places[i], to[i]) = (at, args::PackTo { out: at, stride, runs, paired, n_groups, split, reserved: 0 });
+            (places[i], to[i]) = (at, form(w, rows, k, at));
             at += wide::packed_bytes(w, rows, k) as Ptr;
         }
         if at > end {

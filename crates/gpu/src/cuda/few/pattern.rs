@@ -103,7 +103,7 @@ pub fn mark_multiplied(plan: &Plan, nodes: &mut [Vec<Node>]) {
         let (&Op::Attention { out, .. }, [Node::Attention(node)]) = (&plan.ops[i], nodes.as_mut_slice()) else {
             continue;
         };
-        let is_product = matches!(plan.ops.get(i + 1), Some(&Op::Linear { x, .. }) if x == out);
+        let is_product = matches!(plan.ops.get(i + 1), Some(Op::Linear { x, parts }) if *x == out && parts.len() == 1);
         node.is_multiplied = is_product && is_only_read_by(plan, out, i, i + 1);
     }
 }

@@ -1,25 +1,8 @@
-//! What drafts have left in the slots of recurrent states: how many were accepted and wait to be replayed, and what a
-//! slot keeps of them. Knows no device.
-
-use model::plan::{Op, Plan};
+//! What drafts have left in the slots of recurrent states: how many were accepted and wait to be replayed. Knows no
+//! device.
 
 use backend::drafts::Uncommitted;
 use backend::{Batch, Chunk, StepError};
-
-/// Numbers that a slot of each state keeps of a draft, after the state: the row of a convolution, or k, v, g and beta
-/// of a delta rule (`kernels/metal/keep_drafts.metal`).
-pub fn kept(plan: &Plan) -> Vec<usize> {
-    let mut kept = vec![0; plan.states.len()];
-    for op in &plan.ops {
-        let numbers = |bufs: &[_]| bufs.iter().fold(0, |sum: usize, &buf| sum.saturating_add(plan.buf(buf).width));
-        match *op {
-            Op::CausalConv { x, state, .. } => kept[state.0 as usize] = numbers(&[x]),
-            Op::DeltaNet { k, v, g, beta, state, .. } => kept[state.0 as usize] = numbers(&[k, v, g, beta]),
-            _ => {}
-        }
-    }
-    kept
-}
 
 /// The drafts of all slots; none where a plan has no states.
 #[derive(Debug, Default)]
@@ -45,9 +28,9 @@ impl Slots {
 
     /// `n_draft` and `n_replay` of a chunk, as kernels have them; zero in a step of the draft head, which has no
     /// states.
-    pub fn words(&self, batch: &Batch, c: &Chunk) -> [u32; 2] {
+    pub fn words(&self, c: &Chunk, is_head: bool) -> [u32; 2] {
         match self.n_replay.get(c.state as usize) {
-            Some(&n) if !batch.is_draft() => [c.n_draft, if c.pos == 0 { 0 } else { n }],
+            Some(&n) if !is_head => [c.n_draft, if c.pos == 0 { 0 } else { n }],
             _ => [0; 2],
         }
     }
@@ -70,7 +53,8 @@ impl Slots {
     /// A slot is to be copied to another, with this many drafts that it keeps.
     pub fn copied(&mut self, from: u32, to: u32) -> u32 {
         self.uncommitted.copied(from, to);
-        self.n_replay[to as usize] = self.n_replay[from as usize];
-        self.n_replay[from as usize]
+        let n = self.n_replay.get(from as usize).copied().unwrap_or(0);
+        self.n_replay.get_mut(to as usize).into_iter().for_each(|to| *to = n);
+        n
     }
 }
