@@ -411,6 +411,14 @@ struct DeltaChunks {
     float* gates; // [tiles, n_v_head, 8, 32]
 };
 
+// Sums of shares of k that a wide product leaves to the launch behind it (`shares.h`): number i of row t is the sum of
+// of[s * share + t * row + i], in the order of s.
+struct Shares {
+    const float* of; // null: none
+    u64 share;       // numbers from share to share
+    u32 row, n;      // numbers from row to row, shares
+};
+
 struct Route {
     Step step;
     const float* logits;       // [rows, n_expert]
@@ -427,6 +435,14 @@ struct Route {
     u32 first, n_local;        // 0, or the experts of this part of a plan
     float margin;              // of the score that compares experts with those near them
     u32 reserved;
+};
+
+// The choice of all rows.
+struct RouteRows {
+    Route op;
+    Shares shares; // of the logits, and of numbers behind them
+    float* rest;   // [rows, n_rest]: where these go
+    u32 n_rest, reserved;
 };
 
 // Rows of x behind a norm, packed (`columns.h`).
@@ -542,6 +558,7 @@ struct QkvPart {
     u32 n_head, d_head, is_normed, is_rotated;
     u32 is_blocks; // the cache has blocks of 8 bits
     u32 reserved;
+    Shares shares; // of x, heads one after the other; of single tokens
 };
 
 struct Qkv {
@@ -572,6 +589,7 @@ struct Attend {
     u8* columns;         // [T, column_bytes(n_head * d)], or null: `out` packed
     u32 singles;         // not 0: the rows are the chunks of one token among others
     u32 cached;          // not 0: keys and values of the rows are in the cache
+    PackTo packed;       // or null: `out` as wide products read it, where there is one split
 };
 
 // What comes before attention over latents, for single tokens: queries are multiplied with the cache, which holds a
@@ -676,6 +694,7 @@ struct Pack {
     Prologue prologue;
     PackTo to[3];          // the second and the third may be null
     u32 rows, k;
+    Shares shares;         // in place of a residual
 };
 
 // Columns of a product of 9 to 64 rows (`batch.h`).

@@ -95,14 +95,14 @@ KERNEL __maxnreg__(HEADS <= 2 ? 112 : 255) attend(const __grid_constant__ Attend
         const QkvPart& part = is_new == 0 ? a.q : is_new == 1 ? a.k : a.v;
         // Heads that are not there repeat the last one.
         const u32 head = is_new ? kv_head : first_head + min(h, n_heads - 1);
-        const float* x = part.x + ((u64)token * part.n_head + head) * (is_new ? D : a.q_stride);
+        const float* x = head_row(part, token, head, is_new ? D : a.q_stride);
         // Blocks of other heads store the same bits.
         Kv* cache = nullptr;
         if (is_new) {
             const u64 page = ((u64)page_of(a.step, c, a.windowed, pos / PAGE) * a.n_kv + kv_head) * PAGE + pos % PAGE;
             cache = (Kv*)(is_new == 1 ? a.k_cache : a.v_cache) + page * D;
         }
-        head_of<D>(a, part, x, token, [&](u32 i, float y) {
+        head_of<D, true>(a, part, x, token, [&](u32 i, float y) {
             if (is_new) {
                 cache[i] = fresh[is_new - 1][i] = kv_store(y);
             } else {

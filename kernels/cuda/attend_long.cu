@@ -14,7 +14,7 @@
 // grid (T * tiles of heads * n_kv * n_splits), block 32 * WORKERS: a block walks a share of the sequence's pages. A
 // warp takes half pages by itself, on tensor cores: 16 positions times the heads, whose query, and whose shares of the
 // softmax, are two numbers of f16 each, so that products are those of f32. Half pages are copied to shared memory, the
-// first ones before the wait, without the position that this step adds. At the end the warps' sums are added in their
+// first ones before the wait, without positions that this step adds. At the end the warps' sums are added in their
 // order. Shared memory holds `stages` half pages of `workers` warps.
 #include "cuda/async.h"
 #include "cuda/attend.h"
@@ -50,37 +50,42 @@ struct Fresh {
     u16 scales[D / 32];
 };
 
-// Half a page of keys or of values on its way to shared memory. `head` counts the key-value heads of all pages.
-template <bool IS_BLOCKS, int PIECES, int STRIDE, bool IS_VALUE>
-__device__ __forceinline__ void load_half(u8* to, const void* cache, u64 head, u32 half, u32 first, u32 end) {
+// Half a page of keys or of values on its way to shared memory, whatever its positions hold: keys that are not seen, and
+// values or their scales, are left out where they are used. `head` counts the key-value heads of all pages.
+template <bool IS_BLOCKS, int PIECES, int STRIDE>
+__device__ __forceinline__ void load_half(u8* to, const void* cache, u64 head, u32 half) {
     const u32 lane = threadIdx.x % 32, row_of_page = half * HALF % PAGE;
-    if constexpr (IS_BLOCKS) {
-        // Integers are finite whatever they are. Keys of positions that are not seen, and scales of values there, are
-        // left out where they are used.
-        const u8* rows = blocks_of(cache, head, D);
-        to += lane / PIECES * STRIDE + lane % PIECES * 16;
+    const u8* rows = IS_BLOCKS ? blocks_of(cache, head, D) : (const u8*)cache + head * (PAGE * D * 2);
+    const u8* from = rows + row_of_page * PIECES * 16 + lane * 16;
+    u8* row = to + lane / PIECES * STRIDE + lane % PIECES * 16;
 #pragma unroll
-        for (int i = 0; i < HALF * PIECES / 32; i++) {
-            copy_async(to + i * (32 / PIECES * STRIDE), rows + row_of_page * D + lane * 16 + i * 512);
+    for (int i = 0; i < HALF * PIECES / 32; i++) copy_async(row + i * (32 / PIECES * STRIDE), from + i * 512);
+    // Eight scales a piece.
+    if (IS_BLOCKS && lane < D / 16) {
+        copy_async(to + HALF * STRIDE + lane * 16, rows + PAGE * D + (lane / 2 * PAGE + row_of_page) * 2 + lane % 2 * 16);
+    }
+}
+
+// The half page of the new position or the first that is seen: the new rows join it, and values that are not seen, whose
+// shares are zero, become zero, since what was never written may be NaN.
+__device__ __forceinline__ void complete(u8* keys, u32 half, u32 first_pos, u32 pos, const Fresh* fresh) {
+    u8* const values = keys + K_BYTES;
+    const u32 lane = threadIdx.x % 32, row = pos % HALF;
+    if (half == pos / HALF) {
+        for (u32 i = lane; i < K_PIECES; i += 32) {
+            *(uint4*)(keys + row * K_STRIDE + 16 * i) = ((const uint4*)fresh[0].row)[i];
         }
-        to += HALF * STRIDE - lane / PIECES * STRIDE - lane % PIECES * 16;
-        // Eight scales a piece.
-        if (lane < D / 16) {
-            copy_async(to + lane * 16, rows + PAGE * D + (lane / 2 * PAGE + row_of_page) * 2 + lane % 2 * 16);
+        for (u32 i = lane; i < V_PIECES; i += 32) {
+            *(uint4*)(values + row * V_STRIDE + 16 * i) = ((const uint4*)fresh[1].row)[i];
         }
-    } else {
-        const u8* rows = (const u8*)cache + head * (PAGE * D * 2);
-#pragma unroll 4
-        for (u32 i = lane; i < HALF * PIECES; i += 32) {
-            const u32 row = i / PIECES, p = half * HALF + row;
-            u8* piece = to + row * STRIDE + i % PIECES * 16;
-            // What was never written may be NaN, and is not read; the new position comes from this launch.
-            if (p >= first && p < end) {
-                copy_async(piece, rows + ((row_of_page + row) * PIECES + i % PIECES) * 16);
-            } else if (IS_VALUE) {
-                *(uint4*)piece = make_uint4(0, 0, 0, 0);
-            }
+        if (lane < D / 32) {
+            if (K_BLOCKS) ((u16*)(keys + HALF * K_STRIDE))[lane * HALF + row] = fresh[0].scales[lane];
+            if (V_BLOCKS) ((u16*)(values + HALF * V_STRIDE))[lane * HALF + row] = fresh[1].scales[lane];
         }
+    }
+    for (u32 i = lane; !V_BLOCKS && i < HALF * V_PIECES; i += 32) {
+        const u32 p = half * HALF + i / V_PIECES;
+        if (p < first_pos || p > pos) *(uint4*)(values + i / V_PIECES * V_STRIDE + i % V_PIECES * 16) = uint4{};
     }
 }
 
@@ -123,21 +128,26 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
     const auto load = [&](u32 half, u32 stage) {
         const u64 head = (u64)page_of(a.step, chunk, a.windowed, half / 2) * a.n_kv + kv_head;
         u8* to = slot(stage);
-        load_half<K_BLOCKS, K_PIECES, K_STRIDE, false>(to, a.k_cache, head, half, first_pos, pos);
-        load_half<V_BLOCKS, V_PIECES, V_STRIDE, true>(to + K_BYTES, a.v_cache, head, half, first_pos, pos);
+        load_half<K_BLOCKS, K_PIECES, K_STRIDE>(to, a.k_cache, head, half);
+        load_half<V_BLOCKS, V_PIECES, V_STRIDE>(to + K_BYTES, a.v_cache, head, half);
     };
-    // The rows before this one may be of this step.
-    if (chunk.len > 1) PDL_WAIT();
-    for (u32 stage = 0; stage < a.stages; stage++) {
-        if (half + stage * a.workers < end_half) load(half + stage * a.workers, stage);
-        copy_async_commit();
-    }
+    // Half pages from this one on have rows of this step before the token's own, which come from a launch before.
+    const u32 first_late = pos > chunk.pos ? chunk.pos / HALF : ~0u;
+    const auto load_first = [&](bool is_late) {
+        for (u32 stage = 0; stage < a.stages; stage++) {
+            const u32 its = half + stage * a.workers;
+            if (its < end_half && (its >= first_late) == is_late) load(its, stage);
+            copy_async_commit();
+        }
+    };
+    load_first(false);
     if (threadIdx.x < D / 8 && a.q.w) prefetch(a.q.w + 8 * threadIdx.x);
     if (threadIdx.x < D / 8 && a.k.w) prefetch(a.k.w + 8 * threadIdx.x);
     TRACE(1);
     PDL_WAIT();
     // Not earlier: blocks that wait would take the place of those that work.
     PDL_LAUNCH();
+    if (first_late != ~0u) load_first(true);
     TRACE(2);
 
     // A warp a head of q, then the new k and v.
@@ -147,7 +157,7 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
         const QkvPart& part = is_new == 0 ? a.q : is_new == 1 ? a.k : a.v;
         // Heads that are not there repeat the last one.
         const u32 head = is_new ? kv_head : first_head + min(h, n_heads - 1);
-        const float* x = part.x + ((u64)token * part.n_head + head) * (is_new ? D : a.q_stride);
+        const float* x = head_row(part, token, head, is_new ? D : a.q_stride);
         // Blocks of other heads store the same bits.
         void* cache = is_new == 1 ? a.k_cache : a.v_cache;
         const u64 head_of_page = (u64)page_of(a.step, chunk, a.windowed, pos / PAGE) * a.n_kv + kv_head;
@@ -163,7 +173,7 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
             }
             continue;
         }
-        head_of<D>(a, part, x, token, [&](u32 i, float y) {
+        head_of<D, true>(a, part, x, token, [&](u32 i, float y) {
             if (is_new == 0) {
                 q_rows[h][i] = y * a.scale;
 #if K_BLOCKS || V_BLOCKS
@@ -187,6 +197,7 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
         }
 #endif
     }
+    if (first_late != ~0u) copy_async_wait<0>();
     __syncthreads();
     TRACE(3);
     // The lane's part of the queries, of head g: of every 32 numbers the 8 from 8c on, as its part of the keys. What is
@@ -218,18 +229,8 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
         }
         __syncwarp();
         u8 *const keys = slot(stage), *const values = keys + K_BYTES;
-        if (half == pos / HALF) {
-            const u32 row = pos % HALF;
-            for (u32 i = lane; i < K_PIECES; i += 32) {
-                *(uint4*)(keys + row * K_STRIDE + 16 * i) = ((const uint4*)fresh[0].row)[i];
-            }
-            for (u32 i = lane; i < V_PIECES; i += 32) {
-                *(uint4*)(values + row * V_STRIDE + 16 * i) = ((const uint4*)fresh[1].row)[i];
-            }
-            if (lane < D / 32) {
-                if (K_BLOCKS) ((u16*)(keys + HALF * K_STRIDE))[lane * HALF + row] = fresh[0].scales[lane];
-                if (V_BLOCKS) ((u16*)(values + HALF * V_STRIDE))[lane * HALF + row] = fresh[1].scales[lane];
-            }
+        if (half == pos / HALF || half * HALF < first_pos) {
+            complete(keys, half, first_pos, pos, fresh);
             __syncwarp();
         }
         float s[4] = {}, s_rest[4] = {};

@@ -102,7 +102,7 @@ __device__ __forceinline__ u32 row_of_pair(const Combine& a, u64 pair) {
     return min(a.places[pair], a.rows * a.n_used - 1);
 }
 
-// As `combine`, or without a norm, of rows in the order of the lists; d is a multiple of 8. A thread has eight numbers
+// As `combine`, or without a norm, of rows in the order of the lists; d is a multiple of 8, `norm_out` may be null. A thread has eight numbers
 // at a time: block d / 8 in whole warps, 256 at most.
 KERNEL __launch_bounds__(256, 3) combine_listed(const __grid_constant__ Combine a) {
     __shared__ float scratch[33], weights[32], share;
@@ -173,7 +173,9 @@ KERNEL __launch_bounds__(256, 3) combine_listed(const __grid_constant__ Combine 
             const float4 v = at == i ? make_float4(kept[h], kept[h + 1], kept[h + 2], kept[h + 3])
                                      : *(const float4*)(x + at + h);
             y[h] = v.x * r * w.x, y[h + 1] = v.y * r * w.y, y[h + 2] = v.z * r * w.z, y[h + 3] = v.w * r * w.w;
-            *(float4*)(a.norm_out + row * a.d + at + h) = make_float4(y[h], y[h + 1], y[h + 2], y[h + 3]);
+            if (a.norm_out) {
+                *(float4*)(a.norm_out + row * a.d + at + h) = make_float4(y[h], y[h + 1], y[h + 2], y[h + 3]);
+            }
         }
 #pragma unroll
         for (int form = 0; form < 2; form++) {

@@ -13,7 +13,9 @@
 #define PDL_WAIT() asm volatile("griddepcontrol.wait;" ::: "memory")
 #else
 #define PDL_LAUNCH()
+#ifndef PDL_WAIT
 #define PDL_WAIT()
+#endif
 #endif
 
 // Brings what a kernel reads first behind its wait nearer.

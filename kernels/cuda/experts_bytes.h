@@ -63,8 +63,28 @@ __device__ __forceinline__ void bytes_begin(u8* shared) {
     }
 }
 
+// Where this thread's copies go: four lanes copy their two rows.
+__device__ __forceinline__ u32 bytes_copies(u8* shared) {
+    const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
+    return address_in_shared(shared) + BYTES_COLUMNS + warp * (BYTES_AHEAD * BYTES_STAGE) + g * BYTES_PITCH;
+}
+
+// Lane t of four asks for a step of both rows, which move on by it: eight pieces of 16 bytes each, then the last of both.
+__device__ __forceinline__ void bytes_copy(const u8* (&rows)[2], u32 copies, u32 t, u32 stage, bool is_there) {
+    if (is_there) {
+        const u32 to = copies + stage * BYTES_STAGE + 16 * t;
+        const u8 *first = rows[0] + 16 * t, *second = rows[1] + 16 * t;
+        copy_async(to, first), copy_async(to + 64, first + 64);
+        copy_async(to + 8 * BYTES_PITCH, second), copy_async(to + 8 * BYTES_PITCH + 64, second + 64);
+        if (t < 2) copy_async(to + t * (8 * BYTES_PITCH - 16) + 128, (t ? rows[1] : rows[0]) + 128);
+        rows[0] += 144, rows[1] += 144;
+    }
+    copy_async_commit();
+}
+
 // acc = the products of this thread's rows g and g + 8 with N groups of columns at `columns`, whose steps lie `stride`
-// groups apart: columns 8n + 2t and 8n + 2t + 1 of row g are acc[4n], acc[4n + 1], of row g + 8 the two after them.
+// groups apart: columns 8n + 2t and 8n + 2t + 1 of row g are acc[4n], acc[4n + 1], of row g + 8 the two after them. The
+// first BYTES_AHEAD steps of weights have been asked for.
 template <int N>
 __device__ __forceinline__ void bytes_tile(u32 k, const u8* (&rows)[2], const ByteColumns* columns, u32 stride,
                                            u8* shared, float (&acc)[4 * BYTES_GROUPS]) {
@@ -75,26 +95,12 @@ __device__ __forceinline__ void bytes_tile(u32 k, const u8* (&rows)[2], const By
     u32 lane = threadIdx.x % 32, ring = address_in_shared(shared);
     keep_word(lane), keep_word(ring);
     const u32 t = lane % 4, full = ring + BYTES_BARRIERS, empty = full + 8 * BYTES_RING;
-    u32 mine = ring + BYTES_COLUMNS + threadIdx.x / 32 * (BYTES_AHEAD * BYTES_STAGE) + lane / 4 * BYTES_PITCH;
+    u32 mine = bytes_copies(shared);
     keep_word(mine);
-    // Four lanes copy their two rows: eight pieces of 16 bytes each, then the last of both.
-    const auto copy = [&](u32 step, u32 stage) {
-        if (step < steps) {
-            const u32 to = mine + stage * BYTES_STAGE + 16 * t;
-            const u8 *first = rows[0] + 16 * t, *second = rows[1] + 16 * t;
-            copy_async(to, first), copy_async(to + 64, first + 64);
-            copy_async(to + 8 * BYTES_PITCH, second), copy_async(to + 8 * BYTES_PITCH + 64, second + 64);
-            if (t < 2) copy_async(to + t * (8 * BYTES_PITCH - 16) + 128, (t ? rows[1] : rows[0]) + 128);
-            rows[0] += 144, rows[1] += 144;
-        }
-        copy_async_commit();
-    };
     const auto fill = [&](u32 stage, u32 step) {
         barrier_expect(full + 8 * stage, COLUMNS);
         bulk_copy(ring + stage * COLUMNS, columns + (u64)step * stride, COLUMNS, full + 8 * stage);
     };
-#pragma unroll
-    for (u32 i = 0; i < BYTES_AHEAD; i++) copy(i, i);
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < min(STAGES, steps); i++) fill(i, i);
     }
@@ -186,7 +192,7 @@ __device__ __forceinline__ void bytes_tile(u32 k, const u8* (&rows)[2], const By
             }
         }
         __syncwarp();
-        copy(step + BYTES_AHEAD, of_copies);
+        bytes_copy(rows, mine, t, of_copies, step + BYTES_AHEAD < steps);
         of_copies = of_copies + 1 == BYTES_AHEAD ? 0 : of_copies + 1;
         if (lane == 0) barrier_arrive(empty + 8 * stage);
         if (threadIdx.x == 0 && step + STAGES < steps) {

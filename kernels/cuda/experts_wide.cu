@@ -150,20 +150,15 @@ __device__ __forceinline__ bool tile_of_block(const WideExperts& a, u32& expert,
 template <bool GATED, class Shape>
 __device__ __forceinline__ void experts_wide_of(const WideExperts& a) {
     PDL_LAUNCH();
-    PDL_WAIT();
     const Experts& op = a.op;
-    __shared__ u32 found[4];
-    u32 expert, skipped;
-    if (!tile_of_block(a, expert, skipped)) return;
-    if (threadIdx.x == 0) {
-        u32 start = 0, begin = 0, end = 0;
-        place_wide(a.wide.width, op.first[expert], op.first[expert + 1], skipped, start, begin, end);
-        found[0] = expert, found[1] = start, found[2] = begin, found[3] = end;
+    __shared__ u32 found[3];
+    // Most experts have pairs: their weights are asked for before that is known.
+    u32 expert = blockIdx.y, skipped = 0;
+    const bool is_first = expert < op.n_expert;
+    if (!is_first) {
+        PDL_WAIT();
+        if (!tile_of_block(a, expert, skipped)) return;
     }
-    __syncthreads();
-    expert = found[0];
-    const u32 start = found[1], end = found[3];
-    if (found[2] >= end) return;
     const u32 first_warp = blockIdx.x * (WIDE_THREADS / 32);
     const auto rows = [&](int i) {
         const Matrix& w = GATED && i ? op.up : op.w;
@@ -171,15 +166,24 @@ __device__ __forceinline__ void experts_wide_of(const WideExperts& a) {
         const u64 row = min(of_warp + (GATED ? 0 : i), op.n - 1);
         return row_of<WEIGHT>(w.q, w.scales, w.biases, (u64)expert * op.n + row, op.k);
     };
+    const auto columns = [&] {
+        if (is_first) PDL_WAIT();
+        if (threadIdx.x == 0) {
+            u32 start = 0, begin = 0, end = 0;
+            place_wide(a.wide.width, op.first[expert], op.first[expert + 1], skipped, start, begin, end);
+            found[0] = start, found[1] = begin, found[2] = end;
+        }
+        __syncthreads();
+        return WideColumns{found[0] / 8, found[1] < found[2] ? found[2] - found[0] : 0};
+    };
     const auto finish = [&](u32 thread, const auto& sums) {
-        const WidePairs tile = {found[0], found[1], found[2], found[3]};
+        const WidePairs tile = {expert, found[0], found[1], found[2]};
         put_out<GATED>(a, tile, first_warp + thread / 32, thread, sums);
     };
     if constexpr (Shape::IS_STAGED) {
-        wide_staged<Shape>(op.k, a.wide.packed, a.wide.n_groups, start / 8, end - start, (u8*)shared, rows, finish);
+        wide_staged<Shape>(op.k, a.wide.packed, a.wide.n_groups, (u8*)shared, rows, columns, finish);
     } else {
-        wide<Shape>(op.k, 0, Shape::steps(op.k), a.wide.packed, a.wide.n_groups, start / 8, end - start, (u8*)shared,
-                    rows, finish);
+        wide<Shape>(op.k, 0, Shape::steps(op.k), a.wide.packed, a.wide.n_groups, (u8*)shared, rows, columns, finish);
     }
 }
 
@@ -228,20 +232,32 @@ KERNEL __launch_bounds__(256) experts_bytes_pack(const __grid_constant__ WideExp
 KERNEL __launch_bounds__(BYTES_THREADS, 3) experts_gated_bytes(const __grid_constant__ WideExperts a) {
     bytes_begin((u8*)shared);
     PDL_LAUNCH();
-    PDL_WAIT();
     const Experts& op = a.op;
-    u32 expert, skipped;
-    if (!tile_of_block(a, expert, skipped)) return;
-    const u32 first = op.first[expert], last = op.first[expert + 1];
-    const u32 n_tiles = (last - first + 8 * BYTES_GROUPS - 1) / (8 * BYTES_GROUPS);
-    if (skipped >= n_tiles) return;
-    const u32 groups = ((last - first + 7) / 8 + n_tiles - 1) / n_tiles, begin = first + 8 * groups * skipped;
-    const WidePairs tile = {expert, begin, begin, min(begin + 8 * groups, last)};
-    if (tile.begin >= tile.end) return;
+    // As in `experts_wide_of`.
+    u32 expert = blockIdx.y, skipped = 0;
+    const bool is_first = expert < op.n_expert;
+    if (!is_first) {
+        PDL_WAIT();
+        if (!tile_of_block(a, expert, skipped)) return;
+    }
     const u32 first_warp = blockIdx.x * (BYTES_THREADS / 32);
     const u32 of_warp = row_of_warp<true>(a.hidden, first_warp + threadIdx.x / 32, threadIdx.x);
     const u64 at = ((u64)expert * op.n + min(of_warp, op.n - 1)) * (op.k / 256 * 144);
     const u8* rows[2] = {op.w.q + at, op.up.q + at};
+#pragma unroll
+    for (u32 i = 0; i < BYTES_AHEAD; i++) {
+        bytes_copy(rows, bytes_copies((u8*)shared), threadIdx.x % 4, i, i < op.k / 256);
+    }
+    if (is_first) PDL_WAIT();
+    const u32 first = op.first[expert], last = op.first[expert + 1];
+    const u32 n_tiles = (last - first + 8 * BYTES_GROUPS - 1) / (8 * BYTES_GROUPS);
+    const u32 groups = n_tiles == 0 ? 0 : ((last - first + 7) / 8 + n_tiles - 1) / n_tiles;
+    const u32 begin = first + 8 * groups * skipped;
+    const WidePairs tile = {expert, begin, begin, min(begin + 8 * groups, last)};
+    if (tile.begin >= tile.end) {
+        copy_async_wait<0>();
+        return;
+    }
     const ByteColumns* columns = (const ByteColumns*)a.wide.packed + bytes_group(op, expert) + groups * skipped;
     float acc[4 * BYTES_GROUPS];
 #pragma unroll

@@ -18,17 +18,20 @@ KERNEL __launch_bounds__(256) gated_linear_pack(const __grid_constant__ WideGate
 #if HAS_WGMMA
 KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) gated_linear_wide(const __grid_constant__ WideGatedLinear a) {
     PDL_LAUNCH();
-    PDL_WAIT();
     const GatedLinear& op = a.op;
     const u32 begin = blockIdx.y * a.wide.width, n_cols = min(a.wide.width, op.rows - begin);
     const auto row_of_thread = [](u32 thread) {
         return blockIdx.x * (WIDE_ROWS / 2) + thread / 32 * 8 + thread % 32 / 4;
     };
     wide<Wide<WEIGHT>>(
-        op.k, 0, Wide<WEIGHT>::steps(op.k), a.wide.packed, a.wide.n_groups, begin / 8, n_cols, (u8*)shared,
+        op.k, 0, Wide<WEIGHT>::steps(op.k), a.wide.packed, a.wide.n_groups, (u8*)shared,
         [&](int i) {
             const Matrix& w = i ? op.up : op.gate;
             return row_of<WEIGHT>(w.q, w.scales, w.biases, min(row_of_thread(threadIdx.x), op.n - 1), op.k);
+        },
+        [&] {
+            PDL_WAIT();
+            return WideColumns{begin / 8, n_cols};
         },
         [&](u32 thread, const auto& sums) {
             const u32 row = row_of_thread(thread);

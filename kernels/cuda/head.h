@@ -3,10 +3,18 @@
 
 #include "cuda/args.h"
 #include "cuda/common.h"
+#include "cuda/shares.h"
+
+// Where the row of a token's head begins; with shares, that of the first one.
+__device__ __forceinline__ const float* head_row(const QkvPart& part, u32 token, u32 head, u32 stride) {
+    if (part.shares.n > 0) return part.shares.of + (u64)token * part.shares.row + head * stride;
+    return part.x + ((u64)token * part.n_head + head) * stride;
+}
 
 // A head's row, normed and rotated, by a warp: `store(i, y)`. No lane reads what another has written. All that is read
-// is asked for before the first use. `a`, a Qkv or an Attend, has the rope and the norm's eps.
-template <int WIDTH, class Op, class Store>
+// is asked for before the first use. `a`, a Qkv or an Attend, has the rope and the norm's eps. HAS_SHARES: x may be the
+// first of several shares.
+template <int WIDTH, bool HAS_SHARES, class Op, class Store>
 __device__ __forceinline__ void head_of(const Op& a, const QkvPart& part, const float* x, u32 token,
                                         const Store& store) {
     constexpr int N = WIDTH / 32;
@@ -17,7 +25,10 @@ __device__ __forceinline__ void head_of(const Op& a, const QkvPart& part, const 
     float y[N];
     float2 angle[N / 2];
 #pragma unroll
-    for (int i = 0; i < N; i++) y[i] = x[32 * i + lane];
+    for (int i = 0; i < N; i++) {
+        if (!HAS_SHARES || part.shares.n == 0) y[i] = x[32 * i + lane];
+    }
+    if (HAS_SHARES && part.shares.n > 0) add_shares<32, 4>(part.shares, x + lane, y);
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
         angle[i] = make_float2(1.0f, 0.0f);
@@ -41,7 +52,11 @@ __device__ __forceinline__ void head_of(const Op& a, const QkvPart& part, const 
         }
         return;
     }
-    const auto scaled = [&](u32 i) { return x[i] * r * (part.w ? part.w[i] : 1.0f); };
+    const auto scaled = [&](u32 i) {
+        float y[1] = {x[i]};
+        if (HAS_SHARES && part.shares.n > 0) add_shares<1, 4>(part.shares, x + i, y);
+        return y[0] * r * (part.w ? part.w[i] : 1.0f);
+    };
     for (u32 i = lane; i < half; i += 32) {
         const u32 first = a.interleaved ? 2 * i : i, second = a.interleaved ? 2 * i + 1 : i + half;
         const float u = scaled(first), v = scaled(second), cosine = angles[2 * i], sine = angles[2 * i + 1];

@@ -6,6 +6,7 @@
 // adds the shares' sums in order: grid (rows of weights / 256, rows of x), block 256. linear_queue: grid
 // (multiprocessors), block 384 (`wide_queue.h`).
 #include "cuda/linear.h"
+#include "cuda/shares.h"
 #include "cuda/wide_queue.h"
 #include WEIGHT_HEADER
 
@@ -84,14 +85,17 @@ __device__ __forceinline__ void store_share(const WideLinear& a, u32 begin, u32 
 template <class Shape>
 __device__ __forceinline__ void linear_wide_of(const WideLinear& a) {
     PDL_LAUNCH();
-    PDL_WAIT();
     const Linear& op = a.op;
     const u32 begin = blockIdx.y * a.wide.width, n_cols = min(a.wide.width, op.rows - begin);
     const u32 steps = Shape::steps(op.k), share = blockIdx.z, n_shares = gridDim.z;
     const u32 first = blockIdx.x * WIDE_ROWS;
     wide<Shape>(
-        op.k, steps * share / n_shares, steps * (share + 1) / n_shares, a.wide.packed, a.wide.n_groups, begin / 8,
-        n_cols, (u8*)shared, [&](int i) { return PartRow(op, first, threadIdx.x, i).weights(op.k); },
+        op.k, steps * share / n_shares, steps * (share + 1) / n_shares, a.wide.packed, a.wide.n_groups, (u8*)shared,
+        [&](int i) { return PartRow(op, first, threadIdx.x, i).weights(op.k); },
+        [&] {
+            PDL_WAIT();
+            return WideColumns{begin / 8, n_cols};
+        },
         [&](u32 thread, const auto& sums) {
             if (gridDim.z > 1) {
                 store_share(a, begin, n_cols, thread, sums);
@@ -116,17 +120,9 @@ KERNEL __launch_bounds__(256) linear_wide_sum(const __grid_constant__ WideLinear
     const Linear& op = a.op;
     const u64 n_all = rows_of_parts(op), i = (u64)blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
     if (i >= n_all) return;
-    const float* sums = a.sums + row * n_all + i;
-    const u64 stride = op.rows * n_all;
-    float sum = 0.0f;
-    for (u32 first = 0; first < a.n_shares; first += 4) {
-        float v[4];
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) v[j] = first + j < a.n_shares ? sums[(first + j) * stride] : 0.0f;
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) sum += v[j];
-    }
-    linear_store(op, i, row, sum);
+    float sum[1];
+    add_shares<1, 4>({a.sums, op.rows * n_all, (u32)n_all, a.n_shares}, a.sums + row * n_all + i, sum);
+    linear_store(op, i, row, sum[0]);
 }
 
 // Blocks that go from tile to tile, those of the same rows of weights one after the other: wider tiles for types whose

@@ -62,11 +62,11 @@ KERNEL __launch_bounds__(128) qkv(const __grid_constant__ Qkv a) {
         if (cache) cache[i] = kv_store(y);
     };
     if (d == 64) {
-        head_of<64>(a, part, x, token, store);
+        head_of<64, false>(a, part, x, token, store);
     } else if (d == 128) {
-        head_of<128>(a, part, x, token, store);
+        head_of<128, false>(a, part, x, token, store);
     } else if (d == 256) {
-        head_of<256>(a, part, x, token, store);
+        head_of<256, false>(a, part, x, token, store);
     } else {
         head_of_any(a, part, x, token, store);
     }

@@ -53,13 +53,14 @@ __device__ __forceinline__ double share_of_near(const RouteScratch& s, u32 slot,
 }
 
 // A whole warp takes row `row`, whose logits other blocks may just have written.
-__device__ __forceinline__ void route_row(const Route& a, u64 row, const float* logits, RouteScratch& s) {
+template <class Logits>
+__device__ __forceinline__ void route_row(const Route& a, u64 row, const Logits& logits, RouteScratch& s) {
     const u32 lane = threadIdx.x % 32;
     bool is_bad = false;
     if (a.score == SCORE_SOFTMAX && a.renormalise && a.eps == 0.0f && !a.bias && a.n_group == 0) {
         // Shares of the chosen alone: logits order experts as their scores do.
         for (u32 e = lane; e < N_EXPERT; e += 32) {
-            const float l = __ldcg(logits + e);
+            const float l = logits(e);
             is_bad |= !(fabsf(l) < INF);
             s.choice[e] = l;
         }
@@ -84,7 +85,7 @@ __device__ __forceinline__ void route_row(const Route& a, u64 row, const float* 
 
     float top = -INF;
     for (u32 e = lane; e < N_EXPERT; e += 32) {
-        const float l = __ldcg(logits + e);
+        const float l = logits(e);
         is_bad |= l != l;
         top = fmaxf(top, l);
     }
@@ -94,21 +95,21 @@ __device__ __forceinline__ void route_row(const Route& a, u64 row, const float* 
         is_bad |= !(top > -INF && top < INF);
         double sum = 0.0;
         for (u32 e = lane; e < N_EXPERT; e += 32) {
-            const double worth = exp((double)__ldcg(logits + e) - (double)top);
+            const double worth = exp((double)logits(e) - (double)top);
             s.score[e] = worth;
             sum += worth;
         }
         total = warp_sum_f64(sum);
     } else {
         for (u32 e = lane; e < N_EXPERT; e += 32) {
-            const double l = __ldcg(logits + e);
+            const double l = logits(e);
             s.score[e] = a.score == SCORE_SIGMOID ? 1.0 / (1.0 + exp(-l)) : l;
         }
     }
     // Without a bias the logits order experts as their scores do, also where scores round to the same number.
     for (u32 e = lane; e < N_EXPERT; e += 32) {
         if (a.score == SCORE_SOFTMAX) s.score[e] = s.score[e] / total;
-        float v = __ldcg(logits + e);
+        float v = logits(e);
         if (a.bias) {
             v = (float)s.score[e] + a.bias[e];
         } else if (a.group_sums) {

@@ -185,7 +185,8 @@ __device__ __forceinline__ void route_all(const Router& a) {
     const u32 warps = min((u32)N_CHOOSING, blockDim.x / 32);
     if (threadIdx.x / 32 >= warps) return;
     for (u32 token = threadIdx.x / 32; token < l.rows; token += warps) {
-        route_row(a.route, token, l.parts[0].out + (u64)token * N_EXPERT, scratch[threadIdx.x / 32]);
+        const float* logits = l.parts[0].out + (u64)token * N_EXPERT;
+        route_row(a.route, token, [&](u32 e) { return __ldcg(logits + e); }, scratch[threadIdx.x / 32]);
         __syncwarp();
     }
 }

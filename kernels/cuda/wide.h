@@ -132,13 +132,19 @@ __device__ __forceinline__ void each_column(const float (&sums)[N], u32 thread, 
     }
 }
 
-// The products of a block's rows of weights with `n_cols` packed columns from `8 * group` on, over steps `first_step`
-// to `end_step` of four units each. `rows(i)`: row i of the two of this thread, as operand rows g and g + 8.
-// `finish(thread, sums)` stores what the thread has (`each_column`). Dynamic shared memory: SHARED bytes. All threads
-// have waited for the grids before.
-template <class T, class Rows, class Finish>
-__device__ __forceinline__ void wide(u32 k, u32 first_step, u32 end_step, const uint4* packed, u32 n_groups, u32 group,
-                                     u32 n_cols, u8* shared, const Rows& rows, const Finish& finish) {
+// Columns of a tile, from `8 * group` on.
+struct WideColumns {
+    u32 group, n_cols;
+};
+
+// The products of a block's rows of weights with packed columns, over steps `first_step` to `end_step` of four units
+// each. `rows(i)`: row i of the two of this thread, as operand rows g and g + 8; `columns()`: the tile's columns, called
+// once by all threads after the first weights have been asked for: it waits for the grids before, and without columns
+// nothing is done. `finish(thread, sums)` stores what the thread has (`each_column`). Dynamic shared memory: SHARED
+// bytes.
+template <class T, class Rows, class Columns, class Finish>
+__device__ __forceinline__ void wide(u32 k, u32 first_step, u32 end_step, const uint4* packed, u32 n_groups, u8* shared,
+                                     const Rows& rows, const Columns& columns, const Finish& finish) {
     typedef typename T::W W;
     // Rows end with a step.
     constexpr bool WHOLE = W::BLOCK % (4 * W::UNIT) == 0;
@@ -146,7 +152,7 @@ __device__ __forceinline__ void wide(u32 k, u32 first_step, u32 end_step, const 
     const u32 empty = full + 8 * T::STAGES;
     volatile u64* source = (u64*)(shared + (empty + 8 * T::STAGES - address_in_shared(shared)));
     const u32 units = (k + W::UNIT - 1) / W::UNIT, steps = end_step - first_step;
-    const u32 t = threadIdx.x % 4, n_wide = (n_cols + 15) / 16;
+    const u32 t = threadIdx.x % 4;
     constexpr u32 PIECES = W::RUNS / T::EACH, STEP_BYTES = WHOLE ? 4 * W::UNIT / W::BLOCK * W::BYTES : 0;
     // Where few warps share a multiprocessor weights are asked for a step ahead.
     constexpr bool FAR = T::COLS > 32 && T::AHEAD == 1;
@@ -165,6 +171,16 @@ __device__ __forceinline__ void wide(u32 k, u32 first_step, u32 end_step, const 
     };
     load(0, 0);
     if (T::AHEAD > 1 && steps > 1) load(1, T::AHEAD - 1);
+    if (T::LATE) {
+        // Few blocks read all weights at once.
+        const u64 row_bytes = (u64)k / W::BLOCK * W::BYTES, n_steps = T::steps(k), end = row_bytes * end_step / n_steps;
+        for (u64 at = row_bytes * (first_step + 2) / n_steps + 128 * t; at < end; at += 512) {
+            prefetch_far(row[0].q + at), prefetch_far(row[1].q + at);
+        }
+    }
+    const WideColumns of = columns();
+    if (of.n_cols == 0) return;
+    const u32 n_wide = (of.n_cols + 15) / 16;
     // One thread fills; the source is in shared memory, since registers are few.
     const auto fill = [&](u32 piece) {
         const u32 stage = piece % T::STAGES, bytes = n_wide * 2048;
@@ -178,7 +194,7 @@ __device__ __forceinline__ void wide(u32 k, u32 first_step, u32 end_step, const 
     };
     if (threadIdx.x == 0) {
         const u64 stride = (u64)n_groups * 1024;
-        source[0] = (u64)packed + (u64)group * 1024 + first_step * (T::PANELS * W::RUNS) * stride, source[1] = stride;
+        source[0] = (u64)packed + (u64)of.group * 1024 + first_step * (T::PANELS * W::RUNS) * stride, source[1] = stride;
         for (u32 i = 0; i < T::STAGES; i++) {
             barrier_init(full + 8 * i, 1);
             barrier_init(empty + 8 * i, WIDE_THREADS / 32);

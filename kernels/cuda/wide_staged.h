@@ -26,21 +26,17 @@ struct WideStaged {
 };
 
 #if HAS_WGMMA
-template <class T, int N, class Rows, class Finish>
-__device__ __forceinline__ void wide_staged_tile(u32 k, const uint4* packed, u32 n_groups, u32 group, u32 n_cols,
-                                                 u8* shared, const Rows& rows, const Finish& finish) {
+// Weights of a warp on their way.
+template <class T>
+struct StagedRows {
     typedef typename T::W W;
-    constexpr u32 CHUNK = N * 128, STAGE = T::RUNS * CHUNK, STAGES = T::ACTIVATIONS / STAGE;
-    static_assert(T::RUNS == 4 && W::UNIT == 64 && W::BLOCK == 256, "a step is a block");
-    const u32 aligned = (address_in_shared(shared) + 1023) / 1024 * 1024;
-    const u32 full = aligned + T::ACTIVATIONS + T::WARPS * T::COPIES, empty = full + 8 * STAGES;
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    u8* const copies = shared + (aligned - address_in_shared(shared)) + T::ACTIVATIONS + warp * T::COPIES;
-    const u32 steps = k / W::BLOCK;
-    const u8* const row[2] = {rows(0).q, rows(1).q};
+    const u8* row[2];
+    u8* copies;
+    u32 steps;
 
     // Four lanes copy their two rows: whole fours of pieces, then what is left of both.
-    const auto copy = [&](u32 step) {
+    __device__ __forceinline__ void copy(u32 step) const {
+        const u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
         if (step < steps) {
             u8* const to = copies + step % 2 * (16 * T::PITCH) + g * T::PITCH;
             const u8* from[2];
@@ -59,7 +55,23 @@ __device__ __forceinline__ void wide_staged_tile(u32 k, const uint4* packed, u32
             }
         }
         copy_async_commit();
-    };
+    }
+};
+
+// Two steps of weights have been asked for.
+template <class T, int N, class Finish>
+__device__ __forceinline__ void wide_staged_tile(const StagedRows<T>& weights, const uint4* packed, u32 n_groups,
+                                                 u32 group, u32 n_cols, u8* shared, const Finish& finish) {
+    typedef typename T::W W;
+    constexpr u32 CHUNK = N * 128, STAGE = T::RUNS * CHUNK, STAGES = T::ACTIVATIONS / STAGE;
+    static_assert(T::RUNS == 4 && W::UNIT == 64 && W::BLOCK == 256, "a step is a block");
+    const u32 aligned = (address_in_shared(shared) + 1023) / 1024 * 1024;
+    const u32 full = aligned + T::ACTIVATIONS + T::WARPS * T::COPIES, empty = full + 8 * STAGES;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const auto& row = weights.row;
+    u8* const copies = weights.copies;
+    const u32 steps = weights.steps;
+
     // The first four warps have a chunk each.
     const auto fill = [&](u32 step, u32 stage, u32 parity) {
         if (lane == 0 && warp < T::RUNS && step < steps) {
@@ -71,8 +83,6 @@ __device__ __forceinline__ void wide_staged_tile(u32 k, const uint4* packed, u32
         }
         __syncwarp();
     };
-    copy(0);
-    copy(1);
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < STAGES; i++) {
             barrier_init(full + 8 * i, T::RUNS);
@@ -98,7 +108,7 @@ __device__ __forceinline__ void wide_staged_tile(u32 k, const uint4* packed, u32
             W::load_staged(copies + step % 2 * (16 * T::PITCH) + (g + 8 * i) * T::PITCH + off, t, raw[i]);
         }
         __syncwarp();
-        copy(step + 2);
+        weights.copy(step + 2);
         barrier_wait(full + 8 * stage, parity);
         const u64 b = wgmma_matrix(aligned) + stage * (STAGE / 16);
 #pragma unroll
@@ -135,15 +145,22 @@ __device__ __forceinline__ void wide_staged_tile(u32 k, const uint4* packed, u32
     finish(thread_anew(), acc);
 }
 
-// The products of a block's rows of weights with `n_cols` packed columns from `8 * group` on, as `wide` has them; k is
-// a multiple of a block.
-template <class T, class Rows, class Finish>
-__device__ __forceinline__ void wide_staged(u32 k, const uint4* packed, u32 n_groups, u32 group, u32 n_cols, u8* shared,
-                                       const Rows& rows, const Finish& finish) {
-    if (n_cols <= T::COLS / 2) {
-        wide_staged_tile<T, T::COLS / 2>(k, packed, n_groups, group, n_cols, shared, rows, finish);
+// The products of a block's rows of weights with packed columns, as `wide` has them; k is a multiple of a block.
+template <class T, class Rows, class Columns, class Finish>
+__device__ __forceinline__ void wide_staged(u32 k, const uint4* packed, u32 n_groups, u8* shared, const Rows& rows,
+                                            const Columns& columns, const Finish& finish) {
+    u8* const first = shared + (1024 - address_in_shared(shared) % 1024) % 1024 + T::ACTIVATIONS;
+    const StagedRows<T> weights = {
+        {rows(0).q, rows(1).q}, first + threadIdx.x / 32 * T::COPIES, k / (u32)T::W::BLOCK};
+    weights.copy(0);
+    weights.copy(1);
+    const WideColumns of = columns();
+    if (of.n_cols == 0) {
+        copy_async_wait<0>();
+    } else if (of.n_cols <= T::COLS / 2) {
+        wide_staged_tile<T, T::COLS / 2>(weights, packed, n_groups, of.group, of.n_cols, shared, finish);
     } else {
-        wide_staged_tile<T, T::COLS>(k, packed, n_groups, group, n_cols, shared, rows, finish);
+        wide_staged_tile<T, T::COLS>(weights, packed, n_groups, of.group, of.n_cols, shared, finish);
     }
 }
 #endif

@@ -616,13 +616,27 @@ static void test_pair() {
 }
 
 // One new position of each of several sequences; without `workers` by the kernel for short contexts.
-static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_stride, u32 workers, u32 stages) {
+// With shares, their sums are what products put out, and the output is packed too.
+static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_stride, u32 workers, u32 stages,
+                        u32 n_shares = 0) {
     workers = std::min<u32>(workers, WORKERS);
     const u32 n_kv = 2, n_head = n_kv * group, tiles = (group + HEADS - 1) / HEADS, half = group == 3 ? D / 2 : 12;
     const std::vector<u32> positions = {70, 0, 31, 64};
     const u32 rows = positions.size(), per = 4;
-    const Array<float> q = normals((size_t)rows * n_head * q_stride), k = normals((size_t)rows * n_kv * D);
-    const Array<float> v = normals((size_t)rows * n_kv * D), wq = normals(D), wk = normals(D), sink = normals(n_head);
+    Array<float> q = normals((size_t)rows * n_head * q_stride), k = normals((size_t)rows * n_kv * D);
+    Array<float> v = normals((size_t)rows * n_kv * D);
+    const Array<float> wq = normals(D), wk = normals(D), sink = normals(n_head);
+    const u32 width = (n_head + 2 * n_kv) * D;
+    const Array<float> sums = normals((size_t)n_shares * rows * width);
+    const auto shares = [&](Array<float>& whole, u32 first, u32 n) {
+        for (size_t i = 0; n_shares > 0 && i < whole.size(); i++) {
+            whole[i] = 0;
+            for (u32 s = 0; s < n_shares; s++) whole[i] += sums[((size_t)s * rows + i / n) * width + first + i % n];
+        }
+        return Shares{sums.data() + first, (u64)rows * width, width, n_shares};
+    };
+    const Shares of[3] = {shares(q, 0, n_head * D), shares(k, n_head * D, n_kv * D),
+                          shares(v, (n_head + n_kv) * D, n_kv * D)};
     Array<float> table(rows * half * 2), out((size_t)rows * n_head * D, NAN);
     for (u32 i = 0; i < rows * half; i++) {
         const double angle = uniform() * 6;
@@ -656,6 +670,12 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
     a.q = {(float*)q.data(), wq.data(), nullptr, n_head, D, 1, 1};
     a.k = {(float*)k.data(), wk.data(), keys.data(), n_kv, D, 1, 1};
     a.v = {(float*)v.data(), nullptr, values.data(), n_kv, D, 0, 0};
+    a.q.shares = of[0], a.k.shares = of[1], a.v.shares = of[2];
+    if (n_shares > 0) a.q.x = a.k.x = a.v.x = nullptr;
+    const u32 n_groups = (rows + 7) / 8;
+    Array<u32> packed((size_t)n_groups * n_head * D * 4, 0x7fc07fc0), expected = packed;
+    const PackTo to = {packed.data(), n_head * D, 1, 0, n_groups, 0, 0};
+    if (n_shares > 0) a.packed = to;
     a.table = table.data(), a.k_cache = keys.data(), a.v_cache = values.data();
     a.sinks = sinks ? sink.data() : nullptr, a.out = out.data(), a.partial = partial.data();
     a.counters = counters.data(), a.n_kv = n_kv, a.n_splits = n_splits, a.window = window;
@@ -710,6 +730,17 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
     }
     for (u32 c : counters) failures += c != 0;
     check(workers > 0 ? "attend, long" : n_splits > 1 ? "attend, splits" : "attend", out, want, 1e-5);
+    if (n_shares > 0) {
+        PackTo by_row = to;
+        by_row.out = expected.data();
+        for (u32 t = 0; t < rows; t++) {
+            const float* row = &out[(size_t)t * n_head * D];
+            for (u32 i = 0; i < n_head * D; i += 2) {
+                put_two(by_row, packed_eight(by_row, t, i / 8 * 8), t, i, row[i], row[i + 1]);
+            }
+        }
+        failures += packed != expected;
+    }
     check("attend, packed", unpacked(columns, rows, n_head * D), want, 1e-2);
     if (workers == 0) return;
     // Alongside prompts: every third token is a chunk of one, whose head rows are ready and whose keys and values are
@@ -728,7 +759,7 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
     for (u32 t = 0; t < rows; t++) chunks[rows - 1 - t].first_page = t * per;
     a.step.positions = pos3.data(), a.step.chunk_of = chunk_of3.data();
     a.q = {ready.data(), nullptr, nullptr, n_head, D, 0, 0}, a.k = a.v = {nullptr, nullptr, nullptr, n_kv, D, 0, 0};
-    a.q_stride = D, a.out = among.data(), a.columns = nullptr, a.singles = 1, a.cached = 1;
+    a.q_stride = D, a.out = among.data(), a.columns = nullptr, a.packed = {}, a.singles = 1, a.cached = 1;
     launch({blocks, 1, 1}, 32 * WORKERS, n_shared, attend_long, a);
     if (n_splits == 3) launch({rows * n_head, 1, 1}, 256, 0, attend_merge, a);
     Array<float> found;
@@ -739,6 +770,67 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
         }
     }
     check("attend, alongside prompts", found, want, 1e-5);
+}
+
+// Tokens of one sequence, from a position on, which see each other: their keys and values come from a launch before.
+static void test_attend_chunk(u32 rows, u32 pos, u32 n_splits, u32 window, u32 group, u32 workers, u32 stages) {
+    workers = std::min<u32>(workers, WORKERS);
+    const u32 n_kv = 2, n_head = n_kv * group, tiles = (group + HEADS - 1) / HEADS, per = (pos + rows) / PAGE + 1;
+    const Array<float> q = normals((size_t)rows * n_head * D);
+    Array<float> out((size_t)rows * n_head * D, NAN);
+    const size_t plane = (size_t)per * n_kv * PAGE * D;
+    Array<u16> keys(plane, 0x7e00), values(plane, 0x7e00); // NaN where nothing was written
+    const auto at = [&](u32 head, u32 p) { return ((size_t)(p / PAGE * n_kv + head) * PAGE + p % PAGE) * D; };
+    for (u32 h = 0; h < n_kv; h++) {
+        for (u32 i = 0; i < (pos + rows) * D; i++) {
+            keys[at(h, i / D) + i % D] = kv_store(normal()), values[at(h, i / D) + i % D] = kv_store(normal());
+        }
+    }
+    const Array<u16> all_keys = keys, all_values = values;
+    Array<u32> positions, pages, chunk_of(rows, 0);
+    for (u32 t = 0; t < rows; t++) positions.push_back(pos + t);
+    for (u32 i = 0; i < per; i++) pages.push_back(i);
+    const Array<Chunk> chunks = {{0, rows, pos, 0, 0, 0, 0, 0}};
+    Array<float> partial((size_t)rows * n_kv * tiles * n_splits * HEADS * (D + 4), NAN);
+    Array<u32> counters(rows * n_kv * tiles, 0);
+    Attend a = {};
+    a.step.positions = positions.data(), a.step.chunk_of = chunk_of.data(), a.step.chunks = chunks.data();
+    a.step.pages = pages.data();
+    a.q = {(float*)q.data(), nullptr, nullptr, n_head, D, 0, 0}, a.k = a.v = {nullptr, nullptr, nullptr, n_kv, D, 0, 0};
+    a.k_cache = keys.data(), a.v_cache = values.data(), a.out = out.data(), a.partial = partial.data();
+    a.counters = counters.data(), a.n_kv = n_kv, a.n_splits = n_splits, a.window = window;
+    a.rows = rows, a.q_stride = D, a.n_tiles = tiles, a.scale = 0.125f;
+    a.workers = workers, a.stages = stages, a.cached = 1;
+    emulate::earlier = [&](bool is_done) {
+        for (u32 h = 0; h < n_kv; h++) {
+            for (u32 i = pos * D; i < (pos + rows) * D; i++) {
+                const size_t place = at(h, i / D) + i % D;
+                keys[place] = is_done ? all_keys[place] : 0x7e00, values[place] = is_done ? all_values[place] : 0x7e00;
+            }
+        }
+    };
+    launch({rows * tiles * n_kv * n_splits, 1, 1}, 32 * WORKERS, workers * stages * 2 * 16 * (D + 8) * 2, attend_long,
+           a);
+    emulate::earlier = nullptr;
+    std::vector<double> want;
+    for (u32 t = 0; t < rows; t++) {
+        for (u32 h = 0; h < n_head; h++) {
+            const u32 to = pos + t, from = window && to + 1 > window ? to + 1 - window : 0;
+            std::vector<double> y(D);
+            double total = 0;
+            for (u32 p = from; p <= to; p++) {
+                double s = 0;
+                for (u32 i = 0; i < D; i++) {
+                    s += (double)q[((size_t)t * n_head + h) * D + i] * float_of_f16(all_keys[at(h / group, p) + i]);
+                }
+                const double e = exp(s * a.scale);
+                total += e;
+                for (u32 i = 0; i < D; i++) y[i] += e * float_of_f16(all_values[at(h / group, p) + i]);
+            }
+            for (u32 i = 0; i < D; i++) want.push_back(y[i] / total);
+        }
+    }
+    check("attend, tokens that see each other", out, want, 1e-5);
 }
 
 int main() {
@@ -815,6 +907,15 @@ int main() {
         test_attend(3, 40, true, 4, D, 4, 1);
         test_attend(1, 33, true, 1, D, 1, 2);
         test_attend(1, 0, false, 4, D, 3, 1);
+        test_attend(1, 0, false, 4, D, 8, 1, 3);
+        test_attend(1, 33, true, 8, D, 2, 2, 9);
+        test_attend(1, 0, false, 3, D, 8, 1, 2);
+        test_attend(1, 0, false, 4, D, 0, 0, 5);
+        test_attend_chunk(4, 90, 1, 0, 4, 8, 1);
+        test_attend_chunk(4, 30, 1, 0, 4, 1, 2);
+        test_attend_chunk(20, 13, 2, 0, 3, 1, 2);
+        test_attend_chunk(5, 96, 2, 40, 4, 2, 2);
+        test_attend_chunk(3, 0, 1, 0, 4, 4, 1);
     }
     return failures != 0;
 }

@@ -64,6 +64,8 @@ inline ucontext_t scheduler;
 inline unsigned now, live, waiting, barrier_round;
 inline dim3 block_idx, grid_dim, block_dim;
 inline std::function<void()> body;
+// Writes what earlier launches of the step put out, or takes it back: a block sees it after its wait.
+inline std::function<void(bool)> earlier;
 
 inline void give_way() { swapcontext(&fibers[now].context, &scheduler); }
 
@@ -82,6 +84,13 @@ inline void barrier() {
     } else {
         while (barrier_round == round) give_way();
     }
+}
+
+inline void wait() {
+    if (!earlier) return;
+    barrier();
+    earlier(true);
+    barrier();
 }
 
 // Every lane gives N words; all lanes see them all.
@@ -104,6 +113,7 @@ inline void launch(dim3 grid, unsigned block, std::function<void()> kernel) {
     for (unsigned b = 0; b < grid.x * grid.y * grid.z; b++) {
         block_idx = {b % grid.x, b / grid.x % grid.y, b / grid.x / grid.y};
         live = block, waiting = 0;
+        if (earlier) earlier(false);
         for (unsigned i = 0; i < block; i++) {
             Fiber& fiber = fibers[i];
             if (fiber.stack.empty()) fiber.stack.resize(256 << 10);
@@ -151,6 +161,7 @@ T from(unsigned u) {
 }
 }  // namespace emulate
 
+#define PDL_WAIT() emulate::wait()
 #define threadIdx (emulate::fibers[emulate::now].thread)
 #define blockIdx emulate::block_idx
 #define gridDim emulate::grid_dim

@@ -111,12 +111,14 @@ args! {
         most_drafts: u32, beside_tiles: u32,
     }
     struct DeltaChunks: 192 { op: DeltaNet, keys: Ptr, shares: Ptr, gates: Ptr }
+    struct Shares: 24 { of: Ptr, share: u64, row: u32, n: u32 }
     struct Route: 192 {
         step: Step, logits: Ptr, bias: Ptr, expert_scale: Ptr, ids: Ptr, weights: Ptr,
         rows: u32, n_used: u32, score: u32, n_group: u32, n_group_used: u32, group_sums: u32, renormalise: u32,
         of_outputs: u32, router: u32, eps: f32, scale: f32, n_squares: u32, k: u32, norm_eps: f32,
         sums: LogitSums, first: u32, n_local: u32, margin: f32, reserved: u32,
     }
+    struct RouteRows: 232 { op: Route, shares: Shares, rest: Ptr, n_rest: u32, reserved: u32 }
     struct Router: 552 {
         linear: Linear, route: Route, counter: Ptr, scale: f32, eps: f32, added: Ptr, added_w: Ptr, sum: Ptr,
         pack: PackColumns,
@@ -148,19 +150,19 @@ args! {
         ids: Ptr, table: Ptr, slots: Ptr, host: Ptr, out: Ptr, n_pairs: u32, n_expert: u32, n_slots: u32, n: u32,
     }
     struct Select: 40 { x: Ptr, rows: Ptr, out: Ptr, n_rows: u32, d: u32, d_out: u32, reserved: u32 }
-    struct QkvPart: 48 {
+    struct QkvPart: 72 {
         x: Ptr, w: Ptr, cache: Ptr, n_head: u32, d_head: u32, is_normed: u32, is_rotated: u32, is_blocks: u32,
-        reserved: u32,
+        reserved: u32, shares: Shares,
     }
-    struct Qkv: 240 {
+    struct Qkv: 312 {
         step: Step, parts: [QkvPart; 3], table: Ptr, rows: u32, n_heads: u32, half: u32, interleaved: u32, windowed: u32,
         eps: f32,
     }
-    struct Attend: 336 {
+    struct Attend: 440 {
         step: Step, q: QkvPart, k: QkvPart, v: QkvPart, table: Ptr, k_cache: Ptr, v_cache: Ptr, sinks: Ptr, out: Ptr,
         partial: Ptr, counters: Ptr, n_kv: u32, n_splits: u32, window: u32, windowed: u32, half: u32, interleaved: u32,
         q_stride: u32, n_tiles: u32, scale: f32, softcap: f32, eps: f32, rows: u32,
-        workers: u32, stages: u32, columns: Ptr, singles: u32, cached: u32,
+        workers: u32, stages: u32, columns: Ptr, singles: u32, cached: u32, packed: PackTo,
     }
     struct LatentQ: 456 {
         step: Step, q: Linear, w: HeadLinear, heads: Ptr, kv: Ptr, norm_w: Ptr, cache: Ptr, table: Ptr, counters: Ptr,
@@ -176,7 +178,9 @@ args! {
     struct PackTo: 32 {
         out: Ptr, stride: u32, runs: u32, paired: u32, n_groups: u32, split: u32, reserved: u32,
     }
-    struct Pack: 160 { x: Ptr, residual: Ptr, prologue: Prologue, to: [PackTo; 3], rows: u32, k: u32 }
+    struct Pack: 184 {
+        x: Ptr, residual: Ptr, prologue: Prologue, to: [PackTo; 3], rows: u32, k: u32, shares: Shares,
+    }
     struct Batched: 16 { x: Ptr, stride: u32, n_split: u32 }
     struct BatchLinear: 272 { op: Linear, columns: Batched }
     struct BatchGatedLinear: 144 { op: GatedLinear, columns: Batched }

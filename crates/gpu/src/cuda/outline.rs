@@ -151,6 +151,7 @@ impl<'a> Outline<'a> {
             is_plain: false,
             next: &[],
             ahead: Ahead::default(),
+            unsummed: [None; 2],
         };
         let failed = |e: super::driver::DriverError| CompileError::Start { what: "a step".into(), why: e.to_string() };
         let take = || {

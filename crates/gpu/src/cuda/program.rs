@@ -377,6 +377,7 @@ impl CudaProgram {
             is_plain: false,
             next: &[],
             ahead: Ahead::default(),
+            unsummed: [None; 2],
         }
     }
 

@@ -33,6 +33,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("cuda/batch_of.h", include_str!("../../kernels/cuda/batch_of.h")),
     ("cuda/q4_k_wide.h", include_str!("../../kernels/cuda/q4_k_wide.h")),
     ("cuda/route.h", include_str!("../../kernels/cuda/route.h")),
+    ("cuda/shares.h", include_str!("../../kernels/cuda/shares.h")),
     ("cuda/tile.h", include_str!("../../kernels/cuda/tile.h")),
     ("cuda/vec.h", include_str!("../../kernels/cuda/vec.h")),
     ("cuda/wgmma.h", include_str!("../../kernels/cuda/wgmma.h")),

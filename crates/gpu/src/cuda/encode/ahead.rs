@@ -12,8 +12,9 @@ use quant::WeightType;
 /// The forms of rows in scratch; the second may be none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ahead {
-    /// The rows' own address.
+    /// The rows' own address, or that of rows before a norm with these weights.
     x: Ptr,
+    norm: Ptr,
     forms: [PackTo; 2],
 }
 
@@ -42,6 +43,30 @@ impl Encoder<'_> {
             Node::GatedLinear { x: of, gate, prologue, .. } if of == *x && prologue.kind == 0 => Some(gate),
             _ => None,
         });
+        self.forms_of(weights, rows, k)
+    }
+
+    /// The forms in which the products of the next node read these rows, and the norm that it has before them, or a
+    /// prologue that leaves them as they are.
+    pub(super) fn forms_of_few(&self, x: &View) -> Option<(Prologue, [PackTo; 2])> {
+        let (rows, k) = (self.rows(x), x.width);
+        let Some(Node::FewLinear(next)) = self.next.first().filter(|_| !self.is_plain && rows >= wide::FROM) else {
+            return None;
+        };
+        let [first, second] = &next.parts;
+        let types = first.iter().chain(second).map(|part| part.w.dtype);
+        if next.x != *x || next.prologue.kind > few::NORMED {
+            return None;
+        }
+        let weights = [first, second].into_iter().filter_map(|parts| parts.first().map(|part| part.w));
+        let forms = self.forms_of(weights, rows, k)?;
+        let has_all =
+            types.into_iter().all(|w| forms.iter().any(|of| of.out != 0 && is_same(of, &form(w, rows, k, 0))));
+        has_all.then_some((next.prologue, forms))
+    }
+
+    /// The forms in which these weights read rows; of those after the first, as many as have room.
+    fn forms_of(&self, weights: impl Iterator<Item = Mat>, rows: usize, k: usize) -> Option<[PackTo; 2]> {
         let (mut at, end) = (self.scratch.packed, self.scratch.packed + self.scratch.packed_bytes as Ptr);
         let mut forms = [PackTo::default(); 2];
         for w in weights {
@@ -62,26 +87,28 @@ impl Encoder<'_> {
         (forms[0].out != 0).then_some(forms)
     }
 
-    /// Rows at `x` are now in scratch in these forms too.
-    pub(super) fn set_ahead(&mut self, x: Ptr, forms: [PackTo; 2]) {
-        self.ahead = Ahead { x, forms };
+    /// Rows at `x`, behind a norm with these weights where there is one, are now in scratch in these forms too.
+    pub(super) fn set_ahead(&mut self, x: Ptr, norm: Ptr, forms: [PackTo; 2]) {
+        self.ahead = Ahead { x, norm, forms };
     }
 
     /// Forgets forms that the node does not read.
     pub(super) fn keep_ahead(&mut self, node: &Node) {
         let reads = match node {
-            Node::Linear { x, .. } | Node::GatedLinear { x, .. } => x.ptr,
-            _ => 0,
+            Node::Linear { x, .. } | Node::GatedLinear { x, .. } => (x.ptr, 0),
+            Node::FewLinear(node) if node.prologue.kind <= few::NORMED => (node.x.ptr, node.prologue.w),
+            _ => (0, 0),
         };
-        if reads != self.ahead.x {
+        if reads != (self.ahead.x, self.ahead.norm) {
             self.ahead = Ahead::default();
         }
     }
 
-    /// The address of rows as these weights read them; 0 without such a form.
-    pub(super) fn packed_ahead(&self, x: Ptr, w: Mat, rows: usize) -> Ptr {
+    /// The address of rows, behind a norm or as they are, as these weights read them; 0 without such a form.
+    pub(super) fn packed_ahead(&self, x: Ptr, norm: Ptr, w: Mat, rows: usize) -> Ptr {
         let form = form(w.dtype, rows, w.k, 0);
-        let found = self.ahead.forms.iter().find(|of| self.ahead.x == x && of.out != 0 && is_same(of, &form));
+        let is_its = (self.ahead.x, self.ahead.norm) == (x, norm);
+        let found = self.ahead.forms.iter().find(|of| is_its && of.out != 0 && is_same(of, &form));
         found.map_or(0, |of| of.out)
     }
 
@@ -98,9 +125,10 @@ impl Encoder<'_> {
         let plain = PackTo { out, stride: k as u32, ..Default::default() };
         let prologue = Prologue { w, kind: few::NORMED, eps, ..Default::default() };
         let to = [forms[0], forms[1], plain];
-        let args = args::Pack { x: x.ptr, residual, prologue, to, rows: rows as u32, k: k as u32 };
+        let args =
+            args::Pack { x: x.ptr, residual, prologue, to, rows: rows as u32, k: k as u32, ..Default::default() };
         self.run(Modules::PACK, super::super::batch::pack(rows, k), &args)?;
-        self.set_ahead(out, forms);
+        self.set_ahead(out, 0, forms);
         Ok(())
     }
 }

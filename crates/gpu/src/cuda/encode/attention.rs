@@ -86,7 +86,7 @@ impl Encoder<'_> {
             let grid = [node.cache.n_kv, n_prompt / tile.tokens + prompts, tile.heads].map(|n| n as u32);
             let (entry, block, shared) = (tile.entry, tile.block as u32, tile.shared as u32);
             self.run(tile.module, Launch { entry, grid, block, shared }, &args)?;
-            self.set_ahead(node.out.ptr, forms.unwrap_or_default());
+            self.set_ahead(node.out.ptr, 0, forms.unwrap_or_default());
             return match attend {
                 _ if singles == 0 => Ok(()),
                 Some(attend) => {
@@ -165,5 +165,6 @@ pub(super) fn qkv_part(part: &QkvPartNode) -> args::QkvPart {
         is_rotated: u32::from(part.is_rotated),
         is_blocks: u32::from(part.is_blocks),
         reserved: 0,
+        shares: args::Shares::default(),
     }
 }

@@ -138,7 +138,7 @@ impl Encoder<'_> {
             columns[i] = args::Batched { x: out, stride, n_split: 1 };
             n += 1;
         }
-        let args = args::Pack { x, residual: 0, prologue, to, rows: rows as u32, k: k as u32 };
+        let args = args::Pack { x, prologue, to, rows: rows as u32, k: k as u32, ..Default::default() };
         self.run(Modules::PACK, batch::pack(rows, k), &args)?;
         Ok(columns)
     }
@@ -168,8 +168,12 @@ impl Encoder<'_> {
             to[1] = args::PackTo { out, stride: k as u32, ..Default::default() };
             self.normed = (prologue.kind == few::NORMED).then_some((x, prologue.w));
         }
-        let args = args::Pack { x, residual: 0, prologue, to, rows: rows as u32, k: k as u32 };
-        self.run(Modules::PACK, batch::pack(rows, k), &args)?;
+        let is_sum = prologue.kind == few::NORMED && k.is_multiple_of(8);
+        let [shares] = if is_sum { self.take_shares([x], true) } else { Default::default() };
+        let args = args::Pack { x, prologue, to, rows: rows as u32, k: k as u32, shares, ..Default::default() };
+        let pack = batch::pack(rows, k);
+        let with_shares = Launch { entry: "pack_shares", block: pack.block.min(512), ..pack };
+        self.run(Modules::PACK, if shares.n > 0 { with_shares } else { pack }, &args)?;
         Ok(Some(places))
     }
 
@@ -178,7 +182,7 @@ impl Encoder<'_> {
         let out = self.scratch.batch.x;
         let plain = args::PackTo { out, stride: k as u32, ..Default::default() };
         let to = [plain, Default::default(), Default::default()];
-        let args = args::Pack { x, residual: 0, prologue, to, rows: rows as u32, k: k as u32 };
+        let args = args::Pack { x, prologue, to, rows: rows as u32, k: k as u32, ..Default::default() };
         self.run(Modules::PACK, batch::pack(rows, k), &args)?;
         Ok(out)
     }
@@ -202,26 +206,37 @@ impl Encoder<'_> {
         Ok(out)
     }
 
-    /// Products of 9 rows and more with matrices of up to two types, after a norm or a gate.
+    /// Products of 9 rows and more with matrices of up to two types, after a norm or a gate. `is_left`: the launch
+    /// behind them may add up shares of k.
     pub fn linear_batch(
         &mut self,
         x: &View,
         rows: usize,
         groups: [&[Part]; 2],
         prologue: args::Prologue,
-        add: bool,
+        [add, is_left]: [bool; 2],
     ) -> Result<(), DriverError> {
         let groups: Vec<&[Part]> = groups.into_iter().filter(|parts| !parts.is_empty()).collect();
         let k = groups[0][0].w.k;
         let sms = self.sms;
         let is_wide = rows >= wide::FROM && groups.iter().all(|parts| parts[0].w.wide.is_some());
-        if is_wide && prologue.kind != 0 {
-            let types: Vec<WeightType> = groups.iter().map(|parts| parts[0].w.dtype).collect();
-            if let Some(packed) = self.pack_wide(x.ptr, prologue, rows, k, &types)? {
+        if is_wide {
+            let mut packed = [0; 2];
+            for (packed, parts) in packed.iter_mut().zip(&groups) {
+                *packed = self.packed_ahead(x.ptr, prologue.w, parts[0].w, rows);
+            }
+            let mut is_packed = packed.iter().zip(&groups).all(|(&packed, _)| packed != 0);
+            if !is_packed && prologue.kind != 0 {
+                let types: Vec<WeightType> = groups.iter().map(|parts| parts[0].w.dtype).collect();
+                if let Some(places) = self.pack_wide(x.ptr, prologue, rows, k, &types)? {
+                    (packed, is_packed) = (places, true);
+                }
+            }
+            if is_packed {
                 for (parts, packed) in groups.into_iter().zip(packed) {
                     let (args, n) = linear_args(x, rows, parts);
                     let args = args::Linear { add: u32::from(add), ..args };
-                    self.linear_wide(parts[0].w, args, n.iter().sum(), packed)?;
+                    self.linear_wide(parts[0].w, args, n.iter().sum(), packed, is_left)?;
                 }
                 return Ok(());
             }
@@ -231,7 +246,7 @@ impl Encoder<'_> {
             for parts in groups {
                 let (w, (args, n)) = (parts[0].w, linear_args(&x, rows, parts));
                 let args = args::Linear { add: u32::from(add), ..args };
-                if self.linear_wide(w, args, n.iter().sum(), 0)? {
+                if self.linear_wide(w, args, n.iter().sum(), 0, false)? {
                     continue;
                 }
                 self.run(w.module, matmul::linear(w.dtype, rows, k, &n[..parts.len()], sms), &args)?;
@@ -253,7 +268,7 @@ impl Encoder<'_> {
     /// [`Encoder::linear_batch`] for a node of few rows.
     pub fn few_linear_batch(&mut self, node: &FewLinearNode, rows: usize) -> Result<(), DriverError> {
         let [first, second] = &node.parts;
-        self.linear_batch(&node.x, rows, [first, second], node.prologue, node.add)
+        self.linear_batch(&node.x, rows, [first, second], node.prologue, [node.add, self.next_adds_up()])
     }
 
     /// Gate, up and activation of 9 to 64 rows.
@@ -275,12 +290,12 @@ impl Encoder<'_> {
             let args = args::Router { linear, route, counter: node.counter, scale: node.scale, ..Default::default() };
             self.run(module, batch::logits(rows, n.iter().sum()), &args)?;
         } else {
-            self.linear_batch(&node.x, rows, [&node.parts, &[]], node.prologue, false)?;
+            self.linear_batch(&node.x, rows, [&node.parts, &[]], node.prologue, [false, true])?;
             if node.scale != 1.0 {
                 self.node(&Node::Scale { x: node.parts[0].out, scale: node.scale })?;
             }
         }
-        self.route(&node.route)
+        self.route_shares(&node.route, &node.parts)
     }
 
     /// Gate, up and activation of the chosen experts, and of a shared one.
@@ -376,9 +391,13 @@ impl Encoder<'_> {
             add: u32::from(node.add),
             ..Default::default()
         };
-        let args = match self.columns(node.columns, rows) {
-            Some(PackedNode { of: columns, norm: Some((next_w, squares)), .. }) => {
+        let is_listed = self.listed == Some(args.y);
+        let args = match (self.columns(node.columns, rows), self.forms_of_few(&node.x)) {
+            (Some(PackedNode { of: columns, norm: Some((next_w, squares)), .. }), _) => {
                 args::Combine { next_w, columns, squares, ..args }
+            }
+            (_, Some((norm, packed))) if is_listed && norm.kind == few::NORMED => {
+                args::Combine { norm_w: norm.w, eps: norm.eps, packed, ..args }
             }
             _ => args,
         };

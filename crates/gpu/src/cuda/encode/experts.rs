@@ -6,15 +6,25 @@ use super::super::args;
 use super::super::driver::{DriverError, Ptr};
 use super::super::launch::Launch;
 use super::super::matmul;
-use super::super::nodes::{ExpertsNode, HotNode, Mat, Modules, RouteNode};
+use super::super::nodes::{ExpertsNode, HotNode, Mat, Modules, Part, RouteNode};
 use super::super::wide::{self, Wide};
 use super::{Encoder, Scratch};
 
 impl Encoder<'_> {
     pub(super) fn route(&mut self, node: &RouteNode) -> Result<(), DriverError> {
+        self.route_shares(node, &[])
+    }
+
+    /// A choice by the first of these outputs of a product, whose shares of k may not be added up yet.
+    pub(super) fn route_shares(&mut self, node: &RouteNode, parts: &[Part]) -> Result<(), DriverError> {
         let rows = self.rows(&node.logits) as u32;
-        let args = self.route_args(node);
-        self.run(node.module, Launch { entry: "route", grid: [rows, 1, 1], block: 32, shared: 0 }, &args)
+        let outs = [0, 1].map(|i| parts.get(i).map_or(0, |part| part.out.ptr));
+        let [shares, _] = if node.logits.ptr == outs[0] { self.take_shares(outs, false) } else { Default::default() };
+        let n_rest = parts.get(1).map_or(0, |part| part.w.n as u32);
+        let args = args::RouteRows { op: self.route_args(node), shares, rest: outs[1], n_rest, reserved: 0 };
+        // A thread adds up a number or two.
+        let block = if shares.n > 0 { (shares.row.div_ceil(32) * 32).min(256) } else { 32 };
+        self.run(node.module, Launch { entry: "route", grid: [rows, 1, 1], block, shared: 0 }, &args)
     }
 
     pub(super) fn route_args(&self, node: &RouteNode) -> args::Route {

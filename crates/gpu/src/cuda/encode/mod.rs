@@ -10,6 +10,7 @@ mod chosen;
 mod experts;
 mod few;
 mod reduce;
+mod shares;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,6 +19,7 @@ use model::plan::{DeltaRule, GateFactor, Gelu, Growth, N_AXES};
 
 pub use self::ahead::Ahead;
 use self::batch::BatchScratch;
+pub use self::shares::Unsummed;
 use super::args;
 use super::delta;
 use super::driver::{DriverError, Function, Geometry, Module, Ptr, Stream};
@@ -158,6 +160,8 @@ pub struct Encoder<'a> {
     pub next: &'a [Node],
     /// Rows that the launch before has packed.
     pub ahead: Ahead,
+    /// Products whose shares of k are not added up yet.
+    pub unsummed: [Option<Unsummed>; 2],
 }
 
 impl Encoder<'_> {
@@ -166,6 +170,12 @@ impl Encoder<'_> {
     }
 
     fn run<A>(&mut self, module: ModuleId, launch: Launch, args: &A) -> Result<(), DriverError> {
+        self.add_up()?;
+        self.launch(module, launch, args)
+    }
+
+    /// A launch that reads nothing of what is not added up yet.
+    fn launch<A>(&mut self, module: ModuleId, launch: Launch, args: &A) -> Result<(), DriverError> {
         let Launch { entry, grid, block, shared } = launch;
         if grid.contains(&0) {
             return Ok(());
@@ -523,7 +533,11 @@ impl Encoder<'_> {
             _ => Launch::many_rows("combine", rows, d, 4),
         };
         self.run(Modules::COMBINE, launch, &args)?;
-        self.set_ahead(args.norm_out, packed);
+        // Rows behind a norm that are put out in no other form are known by what it norms.
+        match args.norm_out {
+            0 => self.set_ahead(args.x, args.norm_w, packed),
+            out => self.set_ahead(out, 0, packed),
+        }
         Ok(())
     }
 
@@ -547,13 +561,30 @@ impl Encoder<'_> {
     }
 
     /// `linear` of many rows, where its weights have these kernels; false where they do not. Activations may lie
-    /// `packed` already.
-    fn linear_wide(&mut self, w: Mat, op: args::Linear, n: usize, packed: Ptr) -> Result<bool, DriverError> {
+    /// `packed` already. `is_left`: the launch behind it may add up its shares of k.
+    fn linear_wide(
+        &mut self,
+        w: Mat,
+        op: args::Linear,
+        n: usize,
+        packed: Ptr,
+        is_left: bool,
+    ) -> Result<bool, DriverError> {
         let rows = op.rows as usize;
         let Some(module) = w.wide.filter(|_| rows >= wide::FROM) else { return Ok(false) };
         let shape = wide::Shape { rows, k: w.k, n };
         let wide = wide::dense(w.dtype, ["linear_pack", "linear_wide"], shape, self.scratch.n_sums, self.sms);
         let (sums, n_shares) = (self.scratch.sums, wide.product.grid[2]);
+        let used = self.n_unsummed();
+        let fits = used + n_shares as usize * rows * n <= self.scratch.n_sums;
+        let free = self.unsummed.iter_mut().position(|of| of.is_none());
+        if let (Some(sum), Some(free), true) = (wide.sum, free, is_left && fits && packed != 0) {
+            let of = args::Packed { packed, n_groups: wide.n_groups, width: wide.width };
+            let args = args::WideLinear { op, wide: of, sums: sums + 4 * used as Ptr, n_shares, reserved: 0 };
+            self.launch(module, wide.product, &args)?;
+            self.unsummed[free] = Some(Unsummed { module, sum, args });
+            return Ok(true);
+        }
         self.wide(module, wide, packed, |wide| args::WideLinear { op, wide, sums, n_shares, reserved: 0 })?;
         Ok(true)
     }
@@ -572,7 +603,7 @@ impl Encoder<'_> {
             let entries = ["gated_linear_pack", "gated_linear_wide"];
             let shape = wide::Shape { rows, k: gate.k, n: 2 * gate.n };
             let wide = wide::dense(gate.dtype, entries, shape, 0, sms);
-            let packed = self.packed_ahead(x, gate, rows);
+            let packed = self.packed_ahead(x, 0, gate, rows);
             return self.wide(module, wide, packed, |wide| args::WideGatedLinear { op: args, wide });
         }
         let launch = |rows| matmul::gated_linear(gate.dtype, rows, gate.k, gate.n, sms);
@@ -583,11 +614,11 @@ impl Encoder<'_> {
         let w = parts[0].w;
         let is_wide = w.wide.is_some() && rows >= wide::FROM;
         if w.batch.is_some() && Self::is_batch(rows) && !is_wide {
-            return self.linear_batch(x, rows, [parts, &[]], args::Prologue::default(), false);
+            return self.linear_batch(x, rows, [parts, &[]], args::Prologue::default(), [false; 2]);
         }
         let (args, n) = linear_args(x, rows, parts);
         let sms = self.sms;
-        if self.linear_wide(w, args, n.iter().sum(), self.packed_ahead(x.ptr, w, rows))? {
+        if self.linear_wide(w, args, n.iter().sum(), self.packed_ahead(x.ptr, 0, w, rows), false)? {
             return Ok(());
         }
         self.run_some(rows, w.module, |rows| matmul::linear(w.dtype, rows, w.k, &n[..parts.len()], sms), &args)

@@ -4,7 +4,7 @@ use model::plan::DeltaHeads;
 
 use super::super::args::{self, Prologue};
 use super::super::driver::Ptr;
-use super::attention::{ATTEND_PAGES, AttentionNode, MAX_SPLITS, QkvPartNode};
+use super::attention::{ATTEND_PAGES, AttentionNode, MAX_SPLITS, QkvPartNode, WARPS};
 use super::experts::{ExpertsNode, RouteNode};
 use super::{Act, CacheView, Mat, ModuleId, Part, StateView, View};
 use backend::PAGE;
@@ -90,43 +90,48 @@ impl AttendNode {
         (self.attention.n_head / self.attention.cache.n_kv).div_ceil(self.heads)
     }
 
+    /// Blocks of tokens whose pages are not split.
+    fn blocks(&self, n_tokens: usize) -> usize {
+        n_tokens * self.attention.cache.n_kv * self.tiles()
+    }
+
     /// Shares that the pages of a sequence are split into: enough to fill the device once, of four pages at least.
     pub fn splits(&self, n_tokens: usize, most_pages: usize, sms: usize) -> usize {
-        let blocks = n_tokens * self.attention.cache.n_kv * self.tiles();
-        (sms / blocks.max(1)).clamp(1, MAX_SPLITS).min(most_pages.div_ceil(ATTEND_PAGES).max(1))
+        (sms / self.blocks(n_tokens).max(1)).clamp(1, MAX_SPLITS).min(most_pages.div_ceil(ATTEND_PAGES).max(1))
     }
 
-    /// Whether several blocks share a multiprocessor: then one copies while the other computes, and blocks are small, so
-    /// that more of them hide what each waits for.
-    pub fn is_crowded(&self, n_tokens: usize, sms: usize) -> bool {
-        n_tokens * self.attention.cache.n_kv * self.tiles() > 2 * sms
-    }
-
-    /// Warps of a block that have pages, of `warps`, half pages of each in shared memory, and bytes of all of these, for
-    /// shares of `most_pages`.
+    /// Warps of a block that has pages, the half pages of each in shared memory, and bytes of all of these, for shares
+    /// of `most_pages`; and which of [`WARPS`] a block has. Where a multiprocessor has several blocks, one copies while
+    /// the other computes: warps have one half page each, and where it has more than two, or two would not fit, blocks
+    /// are small, so that more of them hide what each waits for.
     pub fn staged(
         &self,
-        warps: usize,
+        n_tokens: usize,
         most_pages: usize,
         n_splits: usize,
-        is_crowded: bool,
-        max_shared: usize,
-    ) -> [usize; 3] {
+        [sms, max_shared]: [usize; 2],
+    ) -> ([usize; 3], usize) {
         const HALF: usize = PAGE / 2;
+        // What the kernel has besides is less than 18 KiB.
+        const REST: usize = 18 << 10;
         let halves = 2 * most_pages.div_ceil(n_splits.max(1));
-        let workers = halves.clamp(1, warps);
         // Rows of f16, padded; or of bytes, with their scales.
         let (cache, d) = (self.attention.cache, self.attention.cache.d_k);
         let bytes = |is_blocks, padding| if is_blocks { HALF * (d + padding) + d } else { 2 * HALF * (d + 8) };
-        let bytes = workers * (bytes(cache.has_key_blocks(), 32) + bytes(cache.has_value_blocks(), 16));
-        // What the kernel has besides is less than 18 KiB.
-        let stages = if !is_crowded && halves > workers && 2 * bytes + (18 << 10) <= max_shared { 2 } else { 1 };
-        [workers, stages, stages * bytes]
+        let each = bytes(cache.has_key_blocks(), 32) + bytes(cache.has_value_blocks(), 16);
+        let blocks = self.blocks(n_tokens);
+        let workers = |warps: usize| halves.clamp(1, warps);
+        let is_alone = blocks <= sms;
+        let is_crowded = blocks > 2 * sms || !is_alone && 2 * (workers(WARPS[0]) * each + REST) > max_shared;
+        let size = usize::from(is_crowded);
+        let workers = workers(WARPS[size]);
+        let stages = if is_alone && halves > workers && 2 * workers * each + REST <= max_shared { 2 } else { 1 };
+        ([workers, stages, stages * workers * each], size)
     }
 
     /// Numbers of the partial sums of a step.
     pub fn partial(&self, n_tokens: usize, n_splits: usize) -> usize {
-        n_tokens * self.attention.cache.n_kv * self.tiles() * n_splits * self.heads * (self.attention.cache.d_k + 4)
+        self.blocks(n_tokens) * n_splits * self.heads * (self.attention.cache.d_k + 4)
     }
 }
 
