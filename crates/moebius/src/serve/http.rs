@@ -43,6 +43,9 @@ pub enum Late {
     Unserved,
 }
 
+/// Until connections without a request are closed after `stop`: a head that is there by then gets an answer.
+const LAST_HEADS: Duration = Duration::from_millis(100);
+
 /// Serves connections until `stop` says true, then waits until those that are in the middle of a request have ended.
 pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>, late: Late) {
     let mut graceful = GracefulShutdown::new();
@@ -71,7 +74,11 @@ pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Recei
                 }
                 is_stopping = true;
                 http.keep_alive(false);
-                last = Box::pin(std::mem::take(&mut graceful).shutdown());
+                let before = std::mem::take(&mut graceful);
+                last = Box::pin(async {
+                    tokio::time::sleep(LAST_HEADS).await;
+                    before.shutdown().await;
+                });
                 continue;
             }
             () = &mut last => break,

@@ -766,7 +766,7 @@ fn late_clients_are_told_that_the_server_stops() {
     let start = Instant::now();
     let ready = loop {
         let ready = server.get("/ready", "");
-        if !ready.starts_with("HTTP/1.1 200") {
+        if ready.starts_with("HTTP/1.1 503") {
             break ready;
         }
         assert!(start.elapsed() < Duration::from_secs(10), "{ready}");
