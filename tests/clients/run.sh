@@ -40,6 +40,8 @@ failed=0
 "$room/frameworks/bin/python" tests/clients/frameworks.py "$address" || failed=1
 (cd "$room" && node clients.mjs "$address") || failed=1
 "$room/rust/debug/client" "$address" || failed=1
+# A proxy before two servers. 77: there is none.
+TRY_FOLDER=$room/proxy contrib/proxy/try.sh "$program" || [ $? = 77 ] || failed=1
 # An answer that takes every core comes at once, before the browser gets to show its beginning.
 start page --threads 1
 (cd web && npm test --silent && npm run --silent test:browser -- "$address") || failed=1

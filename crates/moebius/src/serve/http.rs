@@ -33,9 +33,25 @@ use super::limits::{HEAD_TIME, KEPT_DESCRIPTORS, LOOK_TIME, MAX_CONNECTIONS, MAX
 use super::worker::lock;
 use crate::machine;
 
+/// What becomes of connections that are opened while the last requests run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Late {
+    /// They are served, one request each; routes say that the server stops, so that health checks see it and clients ask
+    /// elsewhere.
+    Told,
+    /// The socket is closed at once: the system refuses them, or holds them for the process that gets the socket next.
+    Unserved,
+}
+
+/// Until connections without a request are closed after `stop`: a head that is there by then gets an answer.
+const LAST_HEADS: Duration = Duration::from_millis(100);
+
 /// Serves connections until `stop` says true, then waits until those that are in the middle of a request have ended.
-pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>) {
-    let graceful = GracefulShutdown::new();
+pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>, late: Late) {
+    let mut graceful = GracefulShutdown::new();
+    // Once told to stop: the end of the requests that ran then.
+    let mut last: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(std::future::pending());
+    let mut is_stopping = false;
     let places = Arc::new(Semaphore::new(places()));
     let lines = Arc::new(Lines::default());
     let mut http = hyper::server::conn::http1::Builder::new();
@@ -52,7 +68,20 @@ pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Recei
         };
         let (accepted, place) = tokio::select! {
             accepted = accepted => accepted,
-            _ = stop.wait_for(|&stop| stop) => break,
+            _ = stop.wait_for(|&stop| stop), if !is_stopping => {
+                if late == Late::Unserved {
+                    break;
+                }
+                is_stopping = true;
+                http.keep_alive(false);
+                let before = std::mem::take(&mut graceful);
+                last = Box::pin(async {
+                    tokio::time::sleep(LAST_HEADS).await;
+                    before.shutdown().await;
+                });
+                continue;
+            }
+            () = &mut last => break,
         };
         let (stream, address) = match accepted {
             Ok(accepted) => accepted,

@@ -264,7 +264,7 @@ impl Local {
             .with_context(|| format!("failed to listen on {}:{} (port 0 picks a free one)", address.0, address.1))?;
         let port = listener.local_addr().context("listen")?.port();
         let (stop, stopped) = watch::channel(false);
-        let task = runtime.spawn(http::serve(listener, router, stopped));
+        let task = runtime.spawn(http::serve(listener, router, stopped, http::Late::Unserved));
         Ok(Server { host: *host, port, stop, task: Some((runtime, task)), _local: self.clone() })
     }
 

@@ -1,5 +1,5 @@
-//! Numbers for Prometheus: counters and histograms without locks, written as text on request. Our names, and the three
-//! of vLLM that autoscalers read.
+//! Numbers for Prometheus: counters and histograms without locks, written as text on request. Our names, and those of
+//! vLLM that autoscalers and gateways read.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use backend::StreamStats;
+use backend::{PAGE, StreamStats};
 use engine::scheduler::Stats;
 
 use super::worker::{lock, usage_share};
@@ -204,6 +204,11 @@ fn write_stats(out: &mut String, loaded: &[(&str, Stats)]) {
             line(out, format_args!("{name}{{{key}=\"{label}\"}} {}", value(stats)));
         }
     }
+    head(out, "vllm:cache_config_info", "gauge", "Tokens of a KV cache page, and pages of the cache, as labels.");
+    for (label, stats) in &loaded {
+        let labels = format!("block_size=\"{PAGE}\",num_gpu_blocks=\"{}\"", stats.pages.total);
+        line(out, format_args!("vllm:cache_config_info{{model_name=\"{label}\",{labels}}} 1"));
+    }
     head(out, "moebius_kv_pages", "gauge", "KV cache pages by state.");
     for (label, Stats { pages, .. }) in &loaded {
         for (state, n) in [("free", pages.free), ("cached", pages.cached), ("used", pages.used)] {
@@ -280,6 +285,7 @@ mod tests {
         for expected in [
             "moebius_requests_total{route=\"/v1/models\",status=\"200\"} 1\n",
             "vllm:kv_cache_usage_perc{model_name=\"a\\\"b\"} 0\n",
+            "vllm:cache_config_info{model_name=\"a\\\"b\",block_size=\"32\",num_gpu_blocks=\"0\"} 1\n",
             "moebius_request_seconds_bucket{le=\"0.0025\"} 0\n",
             "moebius_request_seconds_bucket{le=\"0.005\"} 1\n",
             "moebius_step_seconds_bucket{model=\"a\\\"b\",le=\"300\"} 0\n",

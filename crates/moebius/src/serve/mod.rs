@@ -82,6 +82,7 @@ use app::{App, ModelInfo};
 use common::{Common, Conversations};
 use fleet::{Alias, Fleet, Listed, Loader};
 use guard::{Door, Guard};
+use http::Late;
 use keys::Keys;
 use rerank::Reranker;
 use worker::Worker;
@@ -173,11 +174,14 @@ pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
         .context("failed to start the server's threads")?;
     let address = std::net::SocketAddr::new(args.host, args.port);
     let served = runtime.block_on(async {
-        let listener = match systemd::socket()? {
-            Some(listener) => listener,
-            None => TcpListener::bind(address)
-                .await
-                .with_context(|| format!("failed to listen on {address} (--port 0 picks a free one)"))?,
+        let (listener, late) = match systemd::socket()? {
+            // It holds connections until the server is started again.
+            Some(listener) => (listener, Late::Unserved),
+            None => {
+                let listener = TcpListener::bind(address).await;
+                let what = || format!("failed to listen on {address} (--port 0 picks a free one)");
+                (listener.with_context(what)?, Late::Told)
+            }
         };
         let address = listener.local_addr().context("listen")?;
         let signals = Signals::new().context("failed to listen for signals")?;
@@ -197,7 +201,7 @@ pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
             None => routes::router(fleet.clone(), door),
         };
         let patience = Duration::from_secs(args.drain_seconds);
-        anyhow::Ok(serve_until_told(listener, router, &fleet, ended, signals, patience).await)
+        anyhow::Ok(serve_until_told(listener, late, router, &fleet, ended, signals, patience).await)
     });
     let stopped = fleet.stop();
     let result = served.and_then(|(result, connections)| {
@@ -323,6 +327,7 @@ fn paths(args: &ServeArgs) -> Result<Vec<PathBuf>> {
 /// still serves connections, too.
 async fn serve_until_told(
     listener: TcpListener,
+    late: Late,
     router: Router,
     fleet: &Fleet,
     ended: Option<oneshot::Receiver<()>>,
@@ -330,7 +335,7 @@ async fn serve_until_told(
     patience: Duration,
 ) -> (Result<()>, tokio::task::JoinHandle<()>) {
     let (stop, stopped) = watch::channel(false);
-    let mut server = tokio::spawn(http::serve(listener, router, stopped));
+    let mut server = tokio::spawn(http::serve(listener, router, stopped, late));
     // The engine of the one model; of several each may end, and is loaded again.
     let ended = async {
         match ended {

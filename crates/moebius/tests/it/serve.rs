@@ -755,6 +755,38 @@ fn answers_that_are_cut_off_say_so() {
     assert!(server.exit().success());
 }
 
+/// Who comes while the last answer is finished is told so: health checks see it, and clients ask elsewhere.
+#[cfg(unix)]
+#[test]
+fn late_clients_are_told_that_the_server_stops() {
+    let mut server = Server::start(&["--ctx", "4096"]);
+    assert!(server.get("/ready", "").starts_with("HTTP/1.1 200"));
+    let mut last = server.stream(2500);
+    server.terminate();
+    let start = Instant::now();
+    let ready = loop {
+        let ready = server.get("/ready", "");
+        if ready.starts_with("HTTP/1.1 503") {
+            break ready;
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "{ready}");
+    };
+    // Nothing here asks for an end of the connection.
+    let head = format!("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}");
+    let asked = server.raw(&format!("{head}Content-Length: {}\r\n\r\n{HELLO}", HELLO.len()));
+    for refused in [ready, asked] {
+        assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("shutting down"), "{refused}");
+        let heads = refused.to_ascii_lowercase();
+        assert!(heads.contains("connection: close") && heads.contains("retry-after: "), "{refused}");
+    }
+    assert!(server.get("/health", "").starts_with("HTTP/1.1 200"));
+    let mut rest = String::new();
+    last.read_to_string(&mut rest).expect("the last answer");
+    assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("data: [DONE]"), "{rest}");
+    assert!(server.exit().success());
+    assert!(TcpStream::connect(&server.address).is_err(), "nothing listens any more");
+}
+
 /// Files of keys and settings that never end, or never begin, hold nothing up.
 #[cfg(unix)]
 #[test]
