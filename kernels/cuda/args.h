@@ -411,7 +411,7 @@ struct DeltaChunks {
     float* gates; // [tiles, n_v_head, 8, 32]
 };
 
-// Sums of shares of k that a wide product leaves to the launch behind it (`shares.h`): number i of row t is the sum of
+// Sums of shares of k that a wide product leaves to the launch after it (`shares.h`): number i of row t is the sum of
 // of[s * share + t * row + i], in the order of s.
 struct Shares {
     const float* of; // null: none
@@ -440,7 +440,7 @@ struct Route {
 // The choice of all rows.
 struct RouteRows {
     Route op;
-    Shares shares; // of the logits, and of numbers behind them
+    Shares shares; // of the logits, and of numbers after them
     float* rest;   // [rows, n_rest]: where these go
     u32 n_rest, reserved;
 };

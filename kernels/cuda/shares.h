@@ -1,4 +1,4 @@
-// Sums of shares of k that a wide product has left to the launch behind it, added up in the order of the shares. A
+// Sums of shares of k that a wide product has left to the launch after it, added up in the order of the shares. A
 // thread asks for ASKED shares at a time.
 #pragma once
 

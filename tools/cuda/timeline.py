@@ -5,9 +5,10 @@ the end of the next launch's wait.
     tools/cuda/timeline.py -- target/release/moebius bench -m MODEL --backend cuda -p 0 -n 900 --parallel 4 -r 1
 
 A row for each launch (file and line of the wait, grid, threads of a block): how often it runs in a step, its mean and
-median in microseconds, and their sum in a step. Kernels of a copy of the tree's write the clock into memory that they
-share with the host; a step is from one merge of picks to the next. The program should generate for two seconds or more.
-Needs Hopper or later, nvcc's headers, a C compiler and NumPy. `kernel_times.py` times each launch alone.
+median in microseconds, and their sum in a step. With --marks the places of `TRACE` in its first block are rows too.
+Kernels of a copy of the tree's write the clock into memory that they share with the host; a step is from one merge of
+picks to the next. The program should generate for two seconds or more. Needs Hopper or later, nvcc's headers, a C
+compiler and NumPy. `kernel_times.py` times each launch alone.
 """
 import argparse
 import collections
@@ -22,6 +23,7 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WAIT = '#define PDL_WAIT() asm volatile("griddepcontrol.wait;" ::: "memory")'
+TRACE = "#else\n#define TRACE(mark)\n"
 # A record is the nanosecond and the launch, at a place that follows from the nanosecond, so that no thread waits for an
 # atomic.
 MARKED = '''
@@ -39,11 +41,15 @@ __device__ __forceinline__ void timeline_mark(u32 place) {
     u64* const to = (u64*)0x600000000000ull + 2 * (now >> 5 & 0xfffff);
     to[0] = now, to[1] = place | (u64)(gridDim.x & 0xffff) << 32 | (u64)blockDim.x << 48;
 }
-#define PDL_WAIT()                                                         \\
+#define TIMELINE_MARK()                                                    \\
     do {                                                                   \\
         constexpr u32 file = timeline_hash(__FILE__);                      \\
-        asm volatile("griddepcontrol.wait;" ::: "memory");                 \\
         timeline_mark(file | (__LINE__ & 0xffff) << 16);                   \\
+    } while (0)
+#define PDL_WAIT()                                                         \\
+    do {                                                                   \\
+        asm volatile("griddepcontrol.wait;" ::: "memory");                 \\
+        TIMELINE_MARK();                                                   \\
     } while (0)
 '''
 # Of records that are read, the last milliseconds.
@@ -57,13 +63,17 @@ def file_hash(name):
     return value
 
 
-def record(command, folder):
+def record(command, folder, has_marks):
     kernels = folder / "kernels"
     shutil.copytree(ROOT / "kernels", kernels)
     common = kernels / "cuda" / "common.h"
     text = common.read_text()
     if text.count(WAIT) != 1:
         sys.exit("kernels/cuda/common.h: the definition of PDL_WAIT is not the one that this replaces")
+    if has_marks:
+        if text.count(TRACE) != 1:
+            sys.exit("kernels/cuda/common.h: the definition of TRACE is not the one that this replaces")
+        text = text.replace(TRACE, TRACE.replace("(mark)", "(mark) TIMELINE_MARK()"))
     common.write_text(text.replace(WAIT, MARKED))
     toolkit = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     library, out = folder / "timeline.so", folder / "records"
@@ -80,9 +90,10 @@ def record(command, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", nargs="+", help="after --")
+    parser.add_argument("--marks", action="store_true", help="rows for the places of TRACE")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        marks = record(args.command, pathlib.Path(folder))
+        marks = record(args.command, pathlib.Path(folder), args.marks)
     marks = marks[marks[:, 0] > 0]
     marks = marks[np.argsort(marks[:, 0])]
     marks = marks[marks[:, 0] + RECENT_MS * 1_000_000 > marks[-1, 0]] if len(marks) else marks

@@ -87,7 +87,7 @@ impl Encoder<'_> {
         (forms[0].out != 0).then_some(forms)
     }
 
-    /// Rows at `x`, behind a norm with these weights where there is one, are now in scratch in these forms too.
+    /// Rows at `x`, after a norm with these weights where there is one, are now in scratch in these forms too.
     pub(super) fn set_ahead(&mut self, x: Ptr, norm: Ptr, forms: [PackTo; 2]) {
         self.ahead = Ahead { x, norm, forms };
     }
@@ -104,7 +104,7 @@ impl Encoder<'_> {
         }
     }
 
-    /// The address of rows, behind a norm or as they are, as these weights read them; 0 without such a form.
+    /// The address of rows, after a norm or as they are, as these weights read them; 0 without such a form.
     pub(super) fn packed_ahead(&self, x: Ptr, norm: Ptr, w: Mat, rows: usize) -> Ptr {
         let form = form(w.dtype, rows, w.k, 0);
         let is_its = (self.ahead.x, self.ahead.norm) == (x, norm);

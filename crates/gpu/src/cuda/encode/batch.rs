@@ -207,7 +207,7 @@ impl Encoder<'_> {
     }
 
     /// Products of 9 rows and more with matrices of up to two types, after a norm or a gate. `is_left`: the launch
-    /// behind them may add up shares of k.
+    /// after them may add up shares of k.
     pub fn linear_batch(
         &mut self,
         x: &View,

@@ -533,7 +533,7 @@ impl Encoder<'_> {
             _ => Launch::many_rows("combine", rows, d, 4),
         };
         self.run(Modules::COMBINE, launch, &args)?;
-        // Rows behind a norm that are put out in no other form are known by what it norms.
+        // Rows after a norm that are put out in no other form are known by what it norms.
         match args.norm_out {
             0 => self.set_ahead(args.x, args.norm_w, packed),
             out => self.set_ahead(out, 0, packed),
@@ -561,7 +561,7 @@ impl Encoder<'_> {
     }
 
     /// `linear` of many rows, where its weights have these kernels; false where they do not. Activations may lie
-    /// `packed` already. `is_left`: the launch behind it may add up its shares of k.
+    /// `packed` already. `is_left`: the launch after it may add up its shares of k.
     fn linear_wide(
         &mut self,
         w: Mat,
