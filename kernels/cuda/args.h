@@ -589,7 +589,6 @@ struct Attend {
     u8* columns;         // [T, column_bytes(n_head * d)], or null: `out` packed
     u32 singles;         // not 0: the rows are the chunks of one token among others
     u32 cached;          // not 0: keys and values of the rows are in the cache
-    PackTo packed;       // or null: `out` as wide products read it, where there is one split
 };
 
 // What comes before attention over latents, for single tokens: queries are multiplied with the cache, which holds a
@@ -694,7 +693,6 @@ struct Pack {
     Prologue prologue;
     PackTo to[3];          // the second and the third may be null
     u32 rows, k;
-    Shares shares;         // in place of a residual
 };
 
 // Columns of a product of 9 to 64 rows (`batch.h`).

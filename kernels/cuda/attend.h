@@ -6,7 +6,6 @@
 #include "cuda/columns.h"
 #include "cuda/head.h"
 #include "cuda/kv.h"
-#include "cuda/pack.h"
 
 // As in `nodes/attention.rs`.
 #define MAX_SPLITS 64
@@ -16,10 +15,6 @@
 __device__ __forceinline__ void attend_store(const Attend& a, u32 token, u32 i, float y) {
     const u32 width = a.q.n_head * D;
     a.out[(u64)token * width + i] = y;
-    if (a.packed.out) {
-        const float next = __shfl_xor_sync(FULL_MASK, y, 1);
-        if (i % 2 == 0) put_two(a.packed, packed_eight(a.packed, token, i / 8 * 8), token, i, y, next);
-    }
     if (a.columns) pack_two(y, a.columns + (u64)token * column_bytes(width), width, i);
 }
 

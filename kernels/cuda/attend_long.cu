@@ -58,7 +58,7 @@ __device__ __forceinline__ void load_half(u8* to, const void* cache, u64 head, u
     const u8* rows = IS_BLOCKS ? blocks_of(cache, head, D) : (const u8*)cache + head * (PAGE * D * 2);
     const u8* from = rows + row_of_page * PIECES * 16 + lane * 16;
     u8* row = to + lane / PIECES * STRIDE + lane % PIECES * 16;
-#pragma unroll
+#pragma unroll 2
     for (int i = 0; i < HALF * PIECES / 32; i++) copy_async(row + i * (32 / PIECES * STRIDE), from + i * 512);
     // Eight scales a piece.
     if (IS_BLOCKS && lane < D / 16) {
@@ -133,21 +133,25 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
     };
     // Half pages from this one on have rows of this step before the token's own, which come from a launch before.
     const u32 first_late = pos > chunk.pos ? chunk.pos / HALF : ~0u;
-    const auto load_first = [&](bool is_late) {
+    // One copy of the code for both: what a launch runs once comes from the L2, line by line.
+#pragma unroll 1
+    for (u32 turn = 0; turn < 2; turn++) {
+        if (turn == 1) {
+            if (threadIdx.x < D / 8 && a.q.w) prefetch(a.q.w + 8 * threadIdx.x);
+            if (threadIdx.x < D / 8 && a.k.w) prefetch(a.k.w + 8 * threadIdx.x);
+            TRACE(1);
+            PDL_WAIT();
+            // Not earlier: blocks that wait would take the place of those that work.
+            PDL_LAUNCH();
+            if (first_late == ~0u) break;
+        }
+#pragma unroll 1
         for (u32 stage = 0; stage < a.stages; stage++) {
             const u32 its = half + stage * a.workers;
-            if (its < end_half && (its >= first_late) == is_late) load(its, stage);
+            if (its < end_half && (its >= first_late) == (turn == 1)) load(its, stage);
             copy_async_commit();
         }
-    };
-    load_first(false);
-    if (threadIdx.x < D / 8 && a.q.w) prefetch(a.q.w + 8 * threadIdx.x);
-    if (threadIdx.x < D / 8 && a.k.w) prefetch(a.k.w + 8 * threadIdx.x);
-    TRACE(1);
-    PDL_WAIT();
-    // Not earlier: blocks that wait would take the place of those that work.
-    PDL_LAUNCH();
-    if (first_late != ~0u) load_first(true);
+    }
     TRACE(2);
 
     // A warp a head of q, then the new k and v.
@@ -268,7 +272,17 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             x[i] = s[i] + s_rest[i];
-            if (a.softcap != 0.0f) x[i] = a.softcap * tanhf(x[i] / a.softcap);
+        }
+        if (a.softcap != 0.0f) {
+            // Every turn caps the first and moves the others up.
+#pragma unroll 1
+            for (int turn = 0; turn < 4; turn++) {
+                const float first = a.softcap * tanhf(x[0] / a.softcap);
+                x[0] = x[1], x[1] = x[2], x[2] = x[3], x[3] = first;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
             if (!is_seen[i / 2]) x[i] = -INF;
         }
 #pragma unroll
@@ -279,9 +293,9 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
             for (int step = 4; step < 32; step *= 2) now = fmaxf(now, __shfl_xor_sync(FULL_MASK, now, step));
             now = fmaxf(old, now);
             // Where no score is finite IEEE makes NaN, as the formula does.
-            factor[e] = old == -INF ? 0.0f : expf(old - now);
+            factor[e] = old == -INF ? 0.0f : __expf(old - now);
 #pragma unroll
-            for (int i = e; i < 4; i += 2) x[i] = is_seen[i / 2] ? expf(x[i] - now) : 0.0f;
+            for (int i = e; i < 4; i += 2) x[i] = is_seen[i / 2] ? __expf(x[i] - now) : 0.0f;
             its_total[e] = its_total[e] * factor[e] + (x[e] + x[2 + e]);
             its_top[e] = now;
         }
@@ -361,7 +375,7 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
 #pragma unroll
             for (int w = 0; w < WORKERS; w++) best = fmaxf(best, w < a.workers ? tops[w][h] : -INF);
             // A warp without positions adds nothing.
-            const float by = its_top[e] == -INF && its_total[e] == 0.0f ? 0.0f : expf(its_top[e] - best);
+            const float by = its_top[e] == -INF && its_total[e] == 0.0f ? 0.0f : __expf(its_top[e] - best);
             float* to = sums + (warp * HEADS + h) * SUMS;
 #pragma unroll
             for (int t = 0; t < D / 16; t++) {
@@ -377,14 +391,15 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
     // The warps' sums of column i of a head, its total behind the last.
     const auto sum_of = [&](u32 h, u32 i) {
         float sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < WORKERS; w++) sum += w < a.workers ? sums[(w * HEADS + h) * SUMS + i] : 0.0f;
+#pragma unroll 2
+        for (u32 w = 0; w < a.workers; w++) sum += sums[(w * HEADS + h) * SUMS + i];
         return sum;
     };
     if (a.n_splits > 1 && threadIdx.x < HEADS) total[threadIdx.x] = sum_of(threadIdx.x, D);
     const u64 place = (u64)(row * a.n_tiles + tile) * a.n_kv + kv_head;
     float* partial = a.partial + place * a.n_splits * HEADS * (D + 4);
     float* out = a.out + ((u64)token * a.q.n_head + first_head) * D;
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < HEADS * D; i += THREADS) {
         const u32 h = i / D;
         const float sum = sum_of(h, i % D);
@@ -394,10 +409,10 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
             float by = sum_of(h, D), factor = 1.0f;
             if (a.sinks) {
                 const float sink = a.sinks[first_head + h], now = fmaxf(top[h], sink);
-                factor = top[h] == -INF ? 0.0f : expf(top[h] - now);
-                by = by * factor + expf(sink - now);
+                factor = top[h] == -INF ? 0.0f : __expf(top[h] - now);
+                by = by * factor + __expf(sink - now);
             }
-            attend_store(a, token, first_head * D + i, sum * factor / by);
+            attend_store(a, token, first_head * D + i, __fdividef(sum * factor, by));
         }
     }
     TRACE(4);

@@ -1,10 +1,9 @@
 // pack: rows of x behind a norm or a gate, rounded to bf16 in the order in which products of 9 to 64 rows read them
-// (`batch.h`) or those of more (`wide.h`), or as f32. A residual is added to x first; in pack_shares, sums of shares.
-// grid (rows), block 64..1024, of pack_shares 64..512: a thread takes 8 values at a time.
+// (`batch.h`) or those of more (`wide.h`), or as f32; a residual is added to x first. grid (rows), block 64..1024: a
+// thread takes 8 values at a time.
 #include "cuda/common.h"
 #include "cuda/load8.h"
 #include "cuda/pack.h"
-#include "cuda/shares.h"
 
 // Values `at .. at + 8`, zero behind the row's end.
 __device__ __forceinline__ void values(const Pack& a, const float* row, u32 at, float (&v)[8]) {
@@ -58,8 +57,7 @@ __device__ __forceinline__ void put(const PackTo& to, u32 row, u32 k, u32 at, co
     }
 }
 
-template <bool HAS_SHARES>
-__device__ __forceinline__ void put_rows(const Pack& a) {
+KERNEL __launch_bounds__(1024) pack(const __grid_constant__ Pack a) {
     __shared__ float scratch[33];
     PDL_LAUNCH();
     const u32 row = blockIdx.x, at = 8 * threadIdx.x;
@@ -71,13 +69,9 @@ __device__ __forceinline__ void put_rows(const Pack& a) {
     // A row and what is added to it are of multiples of 8 numbers.
     const auto added = [&](u32 i, float (&v)[8]) {
         values(a, x, i, v);
-        if ((!HAS_SHARES && !residual) || i >= a.k) return;
+        if (!residual || i >= a.k) return;
         float y[8];
-        if (HAS_SHARES) {
-            add_eight<8>(a.shares, a.shares.of + (u64)row * a.shares.row + i, y);
-        } else {
-            load8<8>(residual, true, a.k, i, y);
-        }
+        load8<8>(residual, true, a.k, i, y);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] += y[j];
         *(float4*)(x + i) = make_float4(v[0], v[1], v[2], v[3]);
@@ -122,6 +116,3 @@ __device__ __forceinline__ void put_rows(const Pack& a) {
         }
     }
 }
-
-KERNEL __launch_bounds__(1024) pack(const __grid_constant__ Pack a) { put_rows<false>(a); }
-KERNEL __launch_bounds__(512) pack_shares(const __grid_constant__ Pack a) { put_rows<true>(a); }

@@ -38,26 +38,6 @@ static Array<u16> packed(const Array<float>& x, u32 rows, u32 k, Prologue p, Arr
     return out;
 }
 
-// `pack_shares` puts out what `pack` does with the sums.
-static void test_pack_shares(u32 rows, u32 k, u32 n_shares) {
-    const Array<float> sums = normals((size_t)n_shares * rows * (k + 8)), w = normals(k);
-    const Prologue norm = {w.data(), nullptr, NORMED, 0, 0, 0, 1e-3f};
-    Array<float> x = normals((size_t)rows * k), added = x;
-    for (size_t i = 0; i < x.size(); i++) {
-        float sum = 0;
-        for (u32 s = 0; s < n_shares; s++) sum += sums[((size_t)s * rows + i / k) * (k + 8) + 8 + i % k];
-        added[i] += sum;
-    }
-    const Array<u16> expected = packed(added, rows, k, norm);
-    Array<u16> got = packed_rows(rows, k);
-    Pack a = {x.data(), nullptr, norm, {{got.data(), stride_of<Type>(k), Type::RUNS, Type::PAIRED}}, rows, k};
-    a.shares = {sums.data() + 8, (u64)rows * (k + 8), k + 8, n_shares};
-    launch({rows, 1, 1}, 64, 0, pack_shares, a);
-    const bool is_same = got == expected && x == added;
-    printf("  %-28s %s\n", "pack shares", is_same ? "same bits" : "DIFFERS");
-    failures += !is_same;
-}
-
 typedef void (*LinearKernel)(const BatchLinear);
 static void test_linear(const char* name, LinearKernel kernel, u32 rows, u32 k, std::vector<u64> n, u32 blocks,
                         u32 n_split, u32 warps, bool add, u32 bad = ~0u) {
@@ -286,8 +266,6 @@ int main() {
         test_pack(3, 1536, {nullptr, nullptr, NORMED}, "pack, norm");
         test_pack(2, 512, {nullptr, nullptr, GATED, 64, 128, 1024}, "pack, gate");
         test_pack(2, 1024, {nullptr, nullptr, GATED_NORM, 128, 128, 1024}, "pack, gated norm");
-        test_pack_shares(3, 1536, 8);
-        test_pack_shares(2, 512, 1);
         test_logits(11, k3, 6);
         test_linear("batch2 one block", linear_batch2, 9, k1, {21}, 1, 1, 1, false);
         test_linear("batch2 split", linear_batch2, 13, k3, {37, 1, 4}, 2, 2, 4, true);

@@ -616,7 +616,7 @@ static void test_pair() {
 }
 
 // One new position of each of several sequences; without `workers` by the kernel for short contexts.
-// With shares, their sums are what products put out, and the output is packed too.
+// With shares, their sums are what products put out.
 static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_stride, u32 workers, u32 stages,
                         u32 n_shares = 0) {
     workers = std::min<u32>(workers, WORKERS);
@@ -672,10 +672,6 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
     a.v = {(float*)v.data(), nullptr, values.data(), n_kv, D, 0, 0};
     a.q.shares = of[0], a.k.shares = of[1], a.v.shares = of[2];
     if (n_shares > 0) a.q.x = a.k.x = a.v.x = nullptr;
-    const u32 n_groups = (rows + 7) / 8;
-    Array<u32> packed((size_t)n_groups * n_head * D * 4, 0x7fc07fc0), expected = packed;
-    const PackTo to = {packed.data(), n_head * D, 1, 0, n_groups, 0, 0};
-    if (n_shares > 0) a.packed = to;
     a.table = table.data(), a.k_cache = keys.data(), a.v_cache = values.data();
     a.sinks = sinks ? sink.data() : nullptr, a.out = out.data(), a.partial = partial.data();
     a.counters = counters.data(), a.n_kv = n_kv, a.n_splits = n_splits, a.window = window;
@@ -730,17 +726,6 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
     }
     for (u32 c : counters) failures += c != 0;
     check(workers > 0 ? "attend, long" : n_splits > 1 ? "attend, splits" : "attend", out, want, 1e-5);
-    if (n_shares > 0) {
-        PackTo by_row = to;
-        by_row.out = expected.data();
-        for (u32 t = 0; t < rows; t++) {
-            const float* row = &out[(size_t)t * n_head * D];
-            for (u32 i = 0; i < n_head * D; i += 2) {
-                put_two(by_row, packed_eight(by_row, t, i / 8 * 8), t, i, row[i], row[i + 1]);
-            }
-        }
-        failures += packed != expected;
-    }
     check("attend, packed", unpacked(columns, rows, n_head * D), want, 1e-2);
     if (workers == 0) return;
     // Alongside prompts: every third token is a chunk of one, whose head rows are ready and whose keys and values are
@@ -759,7 +744,7 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
     for (u32 t = 0; t < rows; t++) chunks[rows - 1 - t].first_page = t * per;
     a.step.positions = pos3.data(), a.step.chunk_of = chunk_of3.data();
     a.q = {ready.data(), nullptr, nullptr, n_head, D, 0, 0}, a.k = a.v = {nullptr, nullptr, nullptr, n_kv, D, 0, 0};
-    a.q_stride = D, a.out = among.data(), a.columns = nullptr, a.packed = {}, a.singles = 1, a.cached = 1;
+    a.q_stride = D, a.out = among.data(), a.columns = nullptr, a.singles = 1, a.cached = 1;
     launch({blocks, 1, 1}, 32 * WORKERS, n_shared, attend_long, a);
     if (n_splits == 3) launch({rows * n_head, 1, 1}, 256, 0, attend_merge, a);
     Array<float> found;

@@ -158,11 +158,11 @@ args! {
         step: Step, parts: [QkvPart; 3], table: Ptr, rows: u32, n_heads: u32, half: u32, interleaved: u32, windowed: u32,
         eps: f32,
     }
-    struct Attend: 440 {
+    struct Attend: 408 {
         step: Step, q: QkvPart, k: QkvPart, v: QkvPart, table: Ptr, k_cache: Ptr, v_cache: Ptr, sinks: Ptr, out: Ptr,
         partial: Ptr, counters: Ptr, n_kv: u32, n_splits: u32, window: u32, windowed: u32, half: u32, interleaved: u32,
         q_stride: u32, n_tiles: u32, scale: f32, softcap: f32, eps: f32, rows: u32,
-        workers: u32, stages: u32, columns: Ptr, singles: u32, cached: u32, packed: PackTo,
+        workers: u32, stages: u32, columns: Ptr, singles: u32, cached: u32,
     }
     struct LatentQ: 456 {
         step: Step, q: Linear, w: HeadLinear, heads: Ptr, kv: Ptr, norm_w: Ptr, cache: Ptr, table: Ptr, counters: Ptr,
@@ -178,9 +178,7 @@ args! {
     struct PackTo: 32 {
         out: Ptr, stride: u32, runs: u32, paired: u32, n_groups: u32, split: u32, reserved: u32,
     }
-    struct Pack: 184 {
-        x: Ptr, residual: Ptr, prologue: Prologue, to: [PackTo; 3], rows: u32, k: u32, shares: Shares,
-    }
+    struct Pack: 160 { x: Ptr, residual: Ptr, prologue: Prologue, to: [PackTo; 3], rows: u32, k: u32 }
     struct Batched: 16 { x: Ptr, stride: u32, n_split: u32 }
     struct BatchLinear: 272 { op: Linear, columns: Batched }
     struct BatchGatedLinear: 144 { op: GatedLinear, columns: Batched }

@@ -46,23 +46,17 @@ impl Encoder<'_> {
         self.forms_of(weights, rows, k)
     }
 
-    /// The forms in which the products of the next node read these rows, and the norm that it has before them, or a
-    /// prologue that leaves them as they are.
-    pub(super) fn forms_of_few(&self, x: &View) -> Option<(Prologue, [PackTo; 2])> {
+    /// The forms in which the next node's products read these rows after a norm, and the norm, where they are wide
+    /// products of few tokens.
+    pub(super) fn forms_after_norm(&self, x: &View) -> Option<(Prologue, [PackTo; 2])> {
         let (rows, k) = (self.rows(x), x.width);
         let Some(Node::FewLinear(next)) = self.next.first().filter(|_| !self.is_plain && rows >= wide::FROM) else {
             return None;
         };
-        let [first, second] = &next.parts;
-        let types = first.iter().chain(second).map(|part| part.w.dtype);
-        if next.x != *x || next.prologue.kind > few::NORMED {
-            return None;
-        }
-        let weights = [first, second].into_iter().filter_map(|parts| parts.first().map(|part| part.w));
-        let forms = self.forms_of(weights, rows, k)?;
-        let has_all =
-            types.into_iter().all(|w| forms.iter().any(|of| of.out != 0 && is_same(of, &form(w, rows, k, 0))));
-        has_all.then_some((next.prologue, forms))
+        let weights = || next.parts.iter().filter_map(|parts| parts.first().map(|part| part.w));
+        let forms = self.forms_of(weights(), rows, k).filter(|_| next.x == *x && next.prologue.kind == few::NORMED)?;
+        let has = |w: Mat| forms.iter().any(|of| of.out != 0 && is_same(of, &form(w.dtype, rows, k, 0)));
+        weights().all(has).then_some((next.prologue, forms))
     }
 
     /// The forms in which these weights read rows; of those after the first, as many as have room.
@@ -96,7 +90,7 @@ impl Encoder<'_> {
     pub(super) fn keep_ahead(&mut self, node: &Node) {
         let reads = match node {
             Node::Linear { x, .. } | Node::GatedLinear { x, .. } => (x.ptr, 0),
-            Node::FewLinear(node) if node.prologue.kind <= few::NORMED => (node.x.ptr, node.prologue.w),
+            Node::FewLinear(node) if node.prologue.kind == few::NORMED => (node.x.ptr, node.prologue.w),
             _ => (0, 0),
         };
         if reads != (self.ahead.x, self.ahead.norm) {
@@ -125,8 +119,7 @@ impl Encoder<'_> {
         let plain = PackTo { out, stride: k as u32, ..Default::default() };
         let prologue = Prologue { w, kind: few::NORMED, eps, ..Default::default() };
         let to = [forms[0], forms[1], plain];
-        let args =
-            args::Pack { x: x.ptr, residual, prologue, to, rows: rows as u32, k: k as u32, ..Default::default() };
+        let args = args::Pack { x: x.ptr, residual, prologue, to, rows: rows as u32, k: k as u32 };
         self.run(Modules::PACK, super::super::batch::pack(rows, k), &args)?;
         self.set_ahead(out, 0, forms);
         Ok(())

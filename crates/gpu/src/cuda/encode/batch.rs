@@ -138,7 +138,7 @@ impl Encoder<'_> {
             columns[i] = args::Batched { x: out, stride, n_split: 1 };
             n += 1;
         }
-        let args = args::Pack { x, prologue, to, rows: rows as u32, k: k as u32, ..Default::default() };
+        let args = args::Pack { x, residual: 0, prologue, to, rows: rows as u32, k: k as u32 };
         self.run(Modules::PACK, batch::pack(rows, k), &args)?;
         Ok(columns)
     }
@@ -168,12 +168,8 @@ impl Encoder<'_> {
             to[1] = args::PackTo { out, stride: k as u32, ..Default::default() };
             self.normed = (prologue.kind == few::NORMED).then_some((x, prologue.w));
         }
-        let is_sum = prologue.kind == few::NORMED && k.is_multiple_of(8);
-        let [shares] = if is_sum { self.take_shares([x], true) } else { Default::default() };
-        let args = args::Pack { x, prologue, to, rows: rows as u32, k: k as u32, shares, ..Default::default() };
-        let pack = batch::pack(rows, k);
-        let with_shares = Launch { entry: "pack_shares", block: pack.block.min(512), ..pack };
-        self.run(Modules::PACK, if shares.n > 0 { with_shares } else { pack }, &args)?;
+        let args = args::Pack { x, residual: 0, prologue, to, rows: rows as u32, k: k as u32 };
+        self.run(Modules::PACK, batch::pack(rows, k), &args)?;
         Ok(Some(places))
     }
 
@@ -182,7 +178,7 @@ impl Encoder<'_> {
         let out = self.scratch.batch.x;
         let plain = args::PackTo { out, stride: k as u32, ..Default::default() };
         let to = [plain, Default::default(), Default::default()];
-        let args = args::Pack { x, prologue, to, rows: rows as u32, k: k as u32, ..Default::default() };
+        let args = args::Pack { x, residual: 0, prologue, to, rows: rows as u32, k: k as u32 };
         self.run(Modules::PACK, batch::pack(rows, k), &args)?;
         Ok(out)
     }
@@ -392,13 +388,11 @@ impl Encoder<'_> {
             ..Default::default()
         };
         let is_listed = self.listed == Some(args.y);
-        let args = match (self.columns(node.columns, rows), self.forms_of_few(&node.x)) {
+        let args = match (self.columns(node.columns, rows), self.forms_after_norm(&node.x)) {
             (Some(PackedNode { of: columns, norm: Some((next_w, squares)), .. }), _) => {
                 args::Combine { next_w, columns, squares, ..args }
             }
-            (_, Some((norm, packed))) if is_listed && norm.kind == few::NORMED => {
-                args::Combine { norm_w: norm.w, eps: norm.eps, packed, ..args }
-            }
+            (_, Some((norm, packed))) if is_listed => args::Combine { norm_w: norm.w, eps: norm.eps, packed, ..args },
             _ => args,
         };
         self.combine(rows, args)

@@ -19,7 +19,7 @@ impl Encoder<'_> {
     pub(super) fn route_shares(&mut self, node: &RouteNode, parts: &[Part]) -> Result<(), DriverError> {
         let rows = self.rows(&node.logits) as u32;
         let outs = [0, 1].map(|i| parts.get(i).map_or(0, |part| part.out.ptr));
-        let [shares, _] = if node.logits.ptr == outs[0] { self.take_shares(outs, false) } else { Default::default() };
+        let [shares, _] = if node.logits.ptr == outs[0] { self.take_shares(outs) } else { Default::default() };
         let n_rest = parts.get(1).map_or(0, |part| part.w.n as u32);
         let args = args::RouteRows { op: self.route_args(node), shares, rest: outs[1], n_rest, reserved: 0 };
         // A thread adds up a number or two.

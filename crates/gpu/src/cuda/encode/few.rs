@@ -159,11 +159,8 @@ impl Encoder<'_> {
         let [mut q, mut k, mut v] = node.parts.map(|part| qkv_part(&part));
         // Nothing else reads rows of queries without a gate.
         if keys == Keys::New && node.q_stride == cache.d_k {
-            [q.shares, k.shares, v.shares] = self.take_shares([q.x, k.x, v.x], false);
+            [q.shares, k.shares, v.shares] = self.take_shares([q.x, k.x, v.x]);
         }
-        // Where splits are merged no block has a row's final numbers.
-        let forms = self.forms_of_few(&out).filter(|_| keys == Keys::New && n_splits == 1);
-        let packed = forms.filter(|(prologue, forms)| prologue.kind == 0 && forms[1].out == 0).map(|(_, forms)| forms);
         let args = args::Attend {
             step: self.step,
             q,
@@ -193,7 +190,6 @@ impl Encoder<'_> {
             columns: self.columns(node.columns, n_tokens).map_or(0, |packed| packed.of),
             singles: u32::from(keys == Keys::OfSingles),
             cached: u32::from(keys != Keys::New),
-            packed: packed.map_or_else(Default::default, |forms| forms[0]),
         };
         let grid = [(n_tokens * node.tiles() * cache.n_kv * n_splits) as u32, 1, 1];
         let launch = if is_short && !cache.types.has_blocks() {
@@ -202,9 +198,6 @@ impl Encoder<'_> {
             Launch { entry: "attend_long", grid, block: 32 * warps as u32, shared: bytes as u32 }
         };
         self.run(module, launch, &args)?;
-        if let Some(forms) = packed {
-            self.set_ahead(out.ptr, 0, forms);
-        }
         if !merges {
             return Ok(());
         }

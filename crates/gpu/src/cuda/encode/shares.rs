@@ -39,9 +39,9 @@ impl Unsummed {
 }
 
 impl Encoder<'_> {
-    /// Whether the launches of the next node may take shares.
+    /// Whether the next node's launches may take shares.
     pub(super) fn next_adds_up(&self) -> bool {
-        matches!(self.next.first(), Some(Node::Attend(_) | Node::Router(_) | Node::FewLinear(_)))
+        matches!(self.next.first(), Some(Node::Attend(_)))
     }
 
     /// Numbers of scratch that hold shares.
@@ -58,12 +58,11 @@ impl Encoder<'_> {
     }
 
     /// Takes the shares of rows at `outs`, of the products all of whose parts are among these.
-    pub(super) fn take_shares<const N: usize>(&mut self, outs: [Ptr; N], add: bool) -> [Shares; N] {
+    pub(super) fn take_shares<const N: usize>(&mut self, outs: [Ptr; N]) -> [Shares; N] {
         let mut shares = [Shares::default(); N];
         for slot in &mut self.unsummed {
             let fits = |of: &mut Unsummed| {
-                let is_alike = (of.args.op.add != 0) == add;
-                is_alike && of.parts().iter().all(|part| part.bias == 0 && outs.contains(&part.out))
+                of.args.op.add == 0 && of.parts().iter().all(|part| part.bias == 0 && outs.contains(&part.out))
             };
             let Some(of) = slot.take_if(fits) else { continue };
             let mut first = 0;
