@@ -50,8 +50,8 @@ struct Fresh {
     u16 scales[D / 32];
 };
 
-// Half a page of keys or of values on its way to shared memory, whatever its positions hold: keys that are not seen, and
-// values or their scales, are left out where they are used. `head` counts the key-value heads of all pages.
+// Half a page of keys or of values on its way to shared memory, whatever its positions hold: keys that are not seen,
+// and values or their scales, are left out where they are used. `head` counts the key-value heads of all pages.
 template <bool IS_BLOCKS, int PIECES, int STRIDE>
 __device__ __forceinline__ void load_half(u8* to, const void* cache, u64 head, u32 half) {
     const u32 lane = threadIdx.x % 32, row_of_page = half * HALF % PAGE;
@@ -62,12 +62,13 @@ __device__ __forceinline__ void load_half(u8* to, const void* cache, u64 head, u
     for (int i = 0; i < HALF * PIECES / 32; i++) copy_async(row + i * (32 / PIECES * STRIDE), from + i * 512);
     // Eight scales a piece.
     if (IS_BLOCKS && lane < D / 16) {
-        copy_async(to + HALF * STRIDE + lane * 16, rows + PAGE * D + (lane / 2 * PAGE + row_of_page) * 2 + lane % 2 * 16);
+        const u8* scales = rows + PAGE * D + (lane / 2 * PAGE + row_of_page) * 2;
+        copy_async(to + HALF * STRIDE + lane * 16, scales + lane % 2 * 16);
     }
 }
 
-// The half page of the new position or the first that is seen: the new rows join it, and values that are not seen, whose
-// shares are zero, become zero, since what was never written may be NaN.
+// The half page of the new position or the first that is seen: the new rows join it, and values that are not seen,
+// whose shares are zero, become zero, since what was never written may be NaN.
 __device__ __forceinline__ void complete(u8* keys, u32 half, u32 first_pos, u32 pos, const Fresh* fresh) {
     u8* const values = keys + K_BYTES;
     const u32 lane = threadIdx.x % 32, row = pos % HALF;

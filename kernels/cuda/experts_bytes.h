@@ -69,7 +69,8 @@ __device__ __forceinline__ u32 bytes_copies(u8* shared) {
     return address_in_shared(shared) + BYTES_COLUMNS + warp * (BYTES_AHEAD * BYTES_STAGE) + g * BYTES_PITCH;
 }
 
-// Lane t of four asks for a step of both rows, which move on by it: eight pieces of 16 bytes each, then the last of both.
+// Lane t of four asks for a step of both rows, which move on by it: eight pieces of 16 bytes each, then the last of
+// both.
 __device__ __forceinline__ void bytes_copy(const u8* (&rows)[2], u32 copies, u32 t, u32 stage, bool is_there) {
     if (is_there) {
         const u32 to = copies + stage * BYTES_STAGE + 16 * t;

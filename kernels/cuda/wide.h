@@ -138,8 +138,8 @@ struct WideColumns {
 };
 
 // The products of a block's rows of weights with packed columns, over steps `first_step` to `end_step` of four units
-// each. `rows(i)`: row i of the two of this thread, as operand rows g and g + 8; `columns()`: the tile's columns, called
-// once by all threads after the first weights have been asked for: it waits for the grids before, and without columns
+// each. `rows(i)`: row i of the two of this thread, as operand rows g and g + 8. `columns()`: the tile's columns; all
+// threads call it once, after the first weights have been asked for. It waits for the grids before, and without columns
 // nothing is done. `finish(thread, sums)` stores what the thread has (`each_column`). Dynamic shared memory: SHARED
 // bytes.
 template <class T, class Rows, class Columns, class Finish>
