@@ -177,6 +177,7 @@ const STACK: &[(&str, usize)] = &[
     ("experts_gated_wide", 64),
     ("experts_middle", 64),
     ("experts_gated_middle", 64),
+    ("experts_gated_bytes", 8),
     ("experts_narrow", 48),
     ("experts_gated_narrow", 48),
     ("logits", 32),
