@@ -93,14 +93,14 @@ fn a_promise_is_kept() {
     for copies in ["none", "all"] {
         let size = ["--ctx", &ctx, "--batch", &ctx, "--cache-type", "f32", "--copy-weights", copies];
         let args = [&["run", "--raw", "--ignore-eos", "-n", "2", "-f", prompt][..], &size].concat();
-        let promised = least(&args) + 1;
+        // How much of the program's own file is resident at the start depends on the pages that cache it, of up to 2
+        // MB, and differs from one run to the next.
+        let promised = least(&args) + 3;
         let (_, peak) = watched(&args, promised);
         let promised = promised * 1_000_000;
         println!("{n_token} tokens, copies {copies}: {peak} of {promised} bytes");
         assert!(peak <= promised, "copies {copies}: {peak} of {promised} bytes");
-        // How much of the program's own file is resident at the start depends on the pages that cache it, of up to 2
-        // MB.
-        assert!(peak >= promised / 100 * 96, "copies {copies}: {peak} of {promised} bytes");
+        assert!(peak >= promised / 100 * 95, "copies {copies}: {peak} of {promised} bytes");
     }
 }
 
