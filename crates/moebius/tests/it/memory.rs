@@ -117,7 +117,7 @@ fn a_promise_is_kept_with_streamed_experts() {
     let whole = moebius(&args).output().unwrap();
     assert!(whole.status.success(), "{}", String::from_utf8_lossy(&whole.stderr));
     let least = least(&args);
-    for more in [1, 4, 8] {
+    for more in [3, 5, 8] {
         let promised = least + more;
         let (output, peak) = watched(&args, promised);
         let notes = String::from_utf8(output.stderr).unwrap();
