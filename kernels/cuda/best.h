@@ -20,19 +20,16 @@ __device__ __forceinline__ Best best_of_keys(u32 (&key)[EACH_LANE], u32 n_best) 
     Best best = {0, 0};
 #pragma unroll 1
     for (u32 b = 0; b < n_best; b++) {
-        // The lane's best, in pairs, so that few comparisons wait for each other.
-        u32 top[EACH_LANE], at[EACH_LANE];
+        u32 top = key[0], at = 0;
 #pragma unroll
-        for (int j = 0; j < EACH_LANE; j++) top[j] = key[j], at[j] = j;
-#pragma unroll
-        for (int step = 1; step < EACH_LANE; step *= 2) {
-#pragma unroll
-            for (int j = 0; j + step < EACH_LANE; j += 2 * step) {
-                if (top[j + step] > top[j]) top[j] = top[j + step], at[j] = at[j + step];
+        for (int j = 1; j < EACH_LANE; j++) {
+            if (key[j] > top) {
+                top = key[j];
+                at = j;
             }
         }
-        const u32 all = __reduce_max_sync(FULL_MASK, top[0]);
-        const u32 index = __reduce_min_sync(FULL_MASK, top[0] == all ? at[0] * 32 + lane : ~0u);
+        const u32 all = __reduce_max_sync(FULL_MASK, top);
+        const u32 index = __reduce_min_sync(FULL_MASK, top == all ? at * 32 + lane : ~0u);
         if (lane == b) best = {index, all};
 #pragma unroll
         for (int j = 0; j < EACH_LANE; j++) {
