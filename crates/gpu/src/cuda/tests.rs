@@ -143,6 +143,7 @@ fn types() -> Vec<WeightType> {
 /// share a multiprocessor.
 const STACK: &[(&str, usize)] = &[
     ("head_linear_vec8", 8),
+    ("route", 32),
     ("router", 24),
     ("router_added", 16),
     ("experts_down", 24),
