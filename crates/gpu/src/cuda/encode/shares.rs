@@ -1,7 +1,7 @@
 //! Sums of shares of k that a wide product leaves to the launch after it, which adds them up as it reads them: a launch
 //! less (`kernels/cuda/shares.h`). A launch that does not take them has them added up before it.
 
-use super::super::args::{Shares, WideLinear};
+use super::super::args::{LinearPart, Shares, WideLinear};
 use super::super::driver::{DriverError, Ptr};
 use super::super::launch::Launch;
 use super::super::nodes::{ModuleId, Node};
@@ -21,7 +21,7 @@ impl Unsummed {
         self.parts().iter().map(|part| part.n).sum()
     }
 
-    fn parts(&self) -> &[super::super::args::LinearPart] {
+    fn parts(&self) -> &[LinearPart] {
         &self.args.op.parts[..self.args.op.n_parts as usize]
     }
 
