@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import random
-import re
 import signal
 import socket
 import statistics

@@ -102,8 +102,8 @@ __device__ __forceinline__ u32 row_of_pair(const Combine& a, u64 pair) {
     return min(a.places[pair], a.rows * a.n_used - 1);
 }
 
-// As `combine`, or without a norm, of rows in the order of the lists; d is a multiple of 8, `norm_out` may be null. A thread has eight numbers
-// at a time: block d / 8 in whole warps, 256 at most.
+// As `combine`, or without a norm, of rows in the order of the lists; d is a multiple of 8, `norm_out` may be null. A
+// thread has eight numbers at a time: block d / 8 in whole warps, 256 at most.
 KERNEL __launch_bounds__(256, 3) combine_listed(const __grid_constant__ Combine a) {
     __shared__ float scratch[33], weights[32], share;
     __shared__ u32 rows[32];

@@ -136,10 +136,12 @@ __device__ __forceinline__ void put_out(const WideExperts& a, const WidePairs& t
 }
 
 // The expert of a block's tile, and how many of its tiles come before: every expert has the tile of its number, and
-// those of more pairs have some after these. False where there is no such tile.
-__device__ __forceinline__ bool tile_of_block(const WideExperts& a, u32& expert, u32& skipped) {
-    expert = blockIdx.y, skipped = 0;
-    if (expert < a.op.n_expert) return true;
+// those of more pairs have some after these. False where there is no such tile. The first tiles are named before the
+// wait, as most experts have pairs, so that their weights can be asked for; only `further` ones have waited.
+__device__ __forceinline__ bool tile_of_block(const WideExperts& a, u32& expert, u32& skipped, bool& has_waited) {
+    expert = blockIdx.y, skipped = 0, has_waited = expert >= a.op.n_expert;
+    if (!has_waited) return true;
+    PDL_WAIT();
     const u32 further = expert - a.op.n_expert;
     if (further >= a.further[0]) return false;
     const u32 tile = a.further[1 + further];
@@ -152,13 +154,9 @@ __device__ __forceinline__ void experts_wide_of(const WideExperts& a) {
     PDL_LAUNCH();
     const Experts& op = a.op;
     __shared__ u32 found[3];
-    // Most experts have pairs: their weights are asked for before that is known.
-    u32 expert = blockIdx.y, skipped = 0;
-    const bool is_first = expert < op.n_expert;
-    if (!is_first) {
-        PDL_WAIT();
-        if (!tile_of_block(a, expert, skipped)) return;
-    }
+    u32 expert, skipped;
+    bool has_waited;
+    if (!tile_of_block(a, expert, skipped, has_waited)) return;
     const u32 first_warp = blockIdx.x * (WIDE_THREADS / 32);
     const auto rows = [&](int i) {
         const Matrix& w = GATED && i ? op.up : op.w;
@@ -167,7 +165,7 @@ __device__ __forceinline__ void experts_wide_of(const WideExperts& a) {
         return row_of<WEIGHT>(w.q, w.scales, w.biases, (u64)expert * op.n + row, op.k);
     };
     const auto columns = [&] {
-        if (is_first) PDL_WAIT();
+        if (!has_waited) PDL_WAIT();
         if (threadIdx.x == 0) {
             u32 start = 0, begin = 0, end = 0;
             place_wide(a.wide.width, op.first[expert], op.first[expert + 1], skipped, start, begin, end);
@@ -233,13 +231,9 @@ KERNEL __launch_bounds__(BYTES_THREADS, 3) experts_gated_bytes(const __grid_cons
     bytes_begin((u8*)shared);
     PDL_LAUNCH();
     const Experts& op = a.op;
-    // As in `experts_wide_of`.
-    u32 expert = blockIdx.y, skipped = 0;
-    const bool is_first = expert < op.n_expert;
-    if (!is_first) {
-        PDL_WAIT();
-        if (!tile_of_block(a, expert, skipped)) return;
-    }
+    u32 expert, skipped;
+    bool has_waited;
+    if (!tile_of_block(a, expert, skipped, has_waited)) return;
     const u32 first_warp = blockIdx.x * (BYTES_THREADS / 32);
     const u32 of_warp = row_of_warp<true>(a.hidden, first_warp + threadIdx.x / 32, threadIdx.x);
     const u64 at = ((u64)expert * op.n + min(of_warp, op.n - 1)) * (op.k / 256 * 144);
@@ -248,7 +242,7 @@ KERNEL __launch_bounds__(BYTES_THREADS, 3) experts_gated_bytes(const __grid_cons
     for (u32 i = 0; i < BYTES_AHEAD; i++) {
         bytes_copy(rows, bytes_copies((u8*)shared), threadIdx.x % 4, i, i < op.k / 256);
     }
-    if (is_first) PDL_WAIT();
+    if (!has_waited) PDL_WAIT();
     const u32 first = op.first[expert], last = op.first[expert + 1];
     const u32 n_tiles = (last - first + 8 * BYTES_GROUPS - 1) / (8 * BYTES_GROUPS);
     const u32 groups = n_tiles == 0 ? 0 : ((last - first + 7) / 8 + n_tiles - 1) / n_tiles;

@@ -615,6 +615,22 @@ static void test_pair() {
     check("pair, second type", out_b, want_b, 2e-4);
 }
 
+// Adds to `want` what a head's query sees up to position `pos`; `at(p)`: where its keys and values of p begin; `total`
+// begins the sum of the softmax.
+template <class At>
+static void attended(std::vector<double>& want, const Attend& a, const double* query, u32 pos, double total,
+                     const Array<u16>& keys, const Array<u16>& values, const At& at) {
+    std::vector<double> y(D);
+    for (u32 p = a.window && pos + 1 > a.window ? pos + 1 - a.window : 0; p <= pos; p++) {
+        double s = 0;
+        for (u32 i = 0; i < D; i++) s += query[i] * float_of_f16(keys[at(p) + i]);
+        const double e = exp(s * a.scale);
+        total += e;
+        for (u32 i = 0; i < D; i++) y[i] += e * float_of_f16(values[at(p) + i]);
+    }
+    for (u32 i = 0; i < D; i++) want.push_back(y[i] / total);
+}
+
 // One new position of each of several sequences; without `workers` by the kernel for short contexts.
 // With shares, their sums are what products put out.
 static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_stride, u32 workers, u32 stages,
@@ -711,17 +727,8 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
                 failures += fabs(half_of(keys[at(t, g, positions[t]) + i]) - new_k[i]) > 4e-3;
                 failures += values[at(t, g, positions[t]) + i] != kv_store(v[((size_t)t * n_kv + g) * D + i]);
             }
-            const u32 from = window && positions[t] + 1 > window ? positions[t] + 1 - window : 0;
-            std::vector<double> y(D);
-            double total = sinks ? exp((double)sink[h]) : 0;
-            for (u32 p = from; p <= positions[t]; p++) {
-                double s = 0;
-                for (u32 i = 0; i < D; i++) s += query[i] * half_of(keys[at(t, g, p) + i]);
-                const double e = exp(s * a.scale);
-                total += e;
-                for (u32 i = 0; i < D; i++) y[i] += e * half_of(values[at(t, g, p) + i]);
-            }
-            for (u32 i = 0; i < D; i++) want.push_back(y[i] / total);
+            attended(want, a, query.data(), positions[t], sinks ? exp((double)sink[h]) : 0, keys, values,
+                     [&](u32 p) { return at(t, g, p); });
         }
     }
     for (u32 c : counters) failures += c != 0;
@@ -800,19 +807,9 @@ static void test_attend_chunk(u32 rows, u32 pos, u32 n_splits, u32 window, u32 g
     std::vector<double> want;
     for (u32 t = 0; t < rows; t++) {
         for (u32 h = 0; h < n_head; h++) {
-            const u32 to = pos + t, from = window && to + 1 > window ? to + 1 - window : 0;
-            std::vector<double> y(D);
-            double total = 0;
-            for (u32 p = from; p <= to; p++) {
-                double s = 0;
-                for (u32 i = 0; i < D; i++) {
-                    s += (double)q[((size_t)t * n_head + h) * D + i] * float_of_f16(all_keys[at(h / group, p) + i]);
-                }
-                const double e = exp(s * a.scale);
-                total += e;
-                for (u32 i = 0; i < D; i++) y[i] += e * float_of_f16(all_values[at(h / group, p) + i]);
-            }
-            for (u32 i = 0; i < D; i++) want.push_back(y[i] / total);
+            const float* row = &q[((size_t)t * n_head + h) * D];
+            attended(want, a, std::vector<double>(row, row + D).data(), pos + t, 0, all_keys, all_values,
+                     [&](u32 p) { return at(h / group, p); });
         }
     }
     check("attend, tokens that see each other", out, want, 1e-5);

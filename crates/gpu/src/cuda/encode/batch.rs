@@ -217,18 +217,14 @@ impl Encoder<'_> {
         let sms = self.sms;
         let is_wide = rows >= wide::FROM && groups.iter().all(|parts| parts[0].w.wide.is_some());
         if is_wide {
-            let mut packed = [0; 2];
-            for (packed, parts) in packed.iter_mut().zip(&groups) {
-                *packed = self.packed_ahead(x.ptr, prologue.w, parts[0].w, rows);
-            }
-            let mut is_packed = packed.iter().zip(&groups).all(|(&packed, _)| packed != 0);
-            if !is_packed && prologue.kind != 0 {
+            let ahead = |parts: &&[Part]| self.packed_ahead(x.ptr, prologue.w, parts[0].w, rows);
+            let mut packed: Option<Vec<Ptr>> =
+                groups.iter().map(|parts| Some(ahead(parts)).filter(|&at| at != 0)).collect();
+            if packed.is_none() && prologue.kind != 0 {
                 let types: Vec<WeightType> = groups.iter().map(|parts| parts[0].w.dtype).collect();
-                if let Some(places) = self.pack_wide(x.ptr, prologue, rows, k, &types)? {
-                    (packed, is_packed) = (places, true);
-                }
+                packed = self.pack_wide(x.ptr, prologue, rows, k, &types)?.map(Vec::from);
             }
-            if is_packed {
+            if let Some(packed) = packed {
                 for (parts, packed) in groups.into_iter().zip(packed) {
                     let (args, n) = linear_args(x, rows, parts);
                     let args = args::Linear { add: u32::from(add), ..args };

@@ -577,7 +577,7 @@ impl Encoder<'_> {
         let (sums, n_shares) = (self.scratch.sums, wide.product.grid[2]);
         let used = self.n_unsummed();
         let fits = used + n_shares as usize * rows * n <= self.scratch.n_sums;
-        let free = self.unsummed.iter_mut().position(|of| of.is_none());
+        let free = self.unsummed.iter().position(Option::is_none);
         if let (Some(sum), Some(free), true) = (wide.sum, free, is_left && fits && packed != 0) {
             let of = args::Packed { packed, n_groups: wide.n_groups, width: wide.width };
             let args = args::WideLinear { op, wide: of, sums: sums + 4 * used as Ptr, n_shares, reserved: 0 };
