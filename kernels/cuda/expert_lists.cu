@@ -3,9 +3,11 @@
 //
 // A block an expert, of which each thread goes through a piece of all ids twice: it counts the pairs of lower experts
 // and its own, then writes its own behind those of the threads before. Memory is O(pairs + experts), no atomics, so the
-// order is always the same. Ids that name no expert are in no list.
+// order is always the same. Ids that name no expert are in no list. Where a product reads columns of bytes next, further
+// blocks pack a pair each, whose place they find by themselves.
 #include "cuda/args.h"
 #include "cuda/common.h"
+#include "cuda/experts_bytes.h"
 
 // Calls `each(i, id)` for the ids of this thread.
 template <class Each>
@@ -36,13 +38,40 @@ __device__ __forceinline__ void list_further(const u32* counts, u32 n_expert, u3
     if (threadIdx.x % 32 == 0) further[0] = tiles;
 }
 
-// grid (n_expert, and one where tiles are listed), block 256; dynamic shared memory: a word an expert
+// Packs the row of a pair behind those of its expert's pairs before it.
+__device__ __forceinline__ void pack_pair(const ExpertLists& a, u32 pair, u32 (&belows)[8], u32 (&owns)[8]) {
+    const float* x = a.x + (u64)(pair / a.n_used) * a.k;
+    if (8 * threadIdx.x < a.k) prefetch(x + 8 * threadIdx.x);
+    const u32 expert = a.ids[pair];
+    if (expert >= a.n_expert) return;
+    u32 below = 0, own = 0;
+    for (u32 i = threadIdx.x; i < a.n_pairs; i += blockDim.x) {
+        const u32 id = a.ids[i];
+        below += id < expert, own += id == expert && i < pair;
+    }
+#pragma unroll
+    for (u32 step = 1; step < 32; step *= 2) {
+        below += __shfl_xor_sync(FULL_MASK, below, step), own += __shfl_xor_sync(FULL_MASK, own, step);
+    }
+    if (threadIdx.x % 32 == 0) belows[threadIdx.x / 32] = below, owns[threadIdx.x / 32] = own;
+    __syncthreads();
+    below = 0, own = 0;
+#pragma unroll
+    for (u32 w = 0; w < 8; w++) below += belows[w], own += owns[w];
+    bytes_pack(x, a.k, (ByteColumns*)a.columns, a.n_groups, bytes_group(below, expert) + own / 8, own % 8);
+}
+
+// grid (n_expert, one where tiles are listed, pairs that are packed), block 256; dynamic shared memory: a word an expert
 extern __shared__ uint4 shared[];
 KERNEL __launch_bounds__(256) expert_lists(const __grid_constant__ ExpertLists a) {
     __shared__ u32 belows[8], owns[8];
     PDL_LAUNCH();
     PDL_WAIT();
     const u32 expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (expert > a.n_expert) {
+        pack_pair(a, expert - a.n_expert - 1, belows, owns);
+        return;
+    }
     if (expert == a.n_expert) {
         u32* const counts = (u32*)shared;
         for (u32 e = threadIdx.x; e < a.n_expert; e += blockDim.x) counts[e] = 0;

@@ -24,23 +24,19 @@ constexpr u32 BYTES_COLUMNS = BYTES_RING * sizeof(ByteColumns);
 constexpr u32 BYTES_BARRIERS = BYTES_COLUMNS + BYTES_THREADS / 32 * BYTES_AHEAD * BYTES_STAGE;
 constexpr u32 BYTES_SHARED = BYTES_BARRIERS + 16 * BYTES_RING;
 
-// The group of eight with which an expert's columns begin.
-__device__ __forceinline__ u32 bytes_group(const Experts& op, u32 expert) { return op.first[expert] / 8 + expert; }
+// The group of eight with which the columns of an expert begin, whose first pair is number `first` of the lists.
+__device__ __forceinline__ u32 bytes_group(u32 first, u32 expert) { return first / 8 + expert; }
 
-// Packs the pair at this place of the lists. Whole warps, a step each.
-__device__ __forceinline__ void bytes_pack(const WideExperts& a, u32 place) {
-    const Experts& op = a.op;
-    if (place >= op.first[op.n_expert]) return;
-    const u32 pair = op.pairs[place], expert = op.ids[pair], column = place - op.first[expert], g = column % 8;
-    const u32 group = bytes_group(op, expert) + column / 8, lane = threadIdx.x % 32, c = lane / 8, j = lane % 8;
-    const float* x = op.x + (u64)(pair / op.n_used) * op.k;
-    for (u32 step = threadIdx.x / 32; step < op.k / 256; step += blockDim.x / 32) {
+// Packs a row of k numbers as column g of a group. Whole warps, a step each.
+__device__ __forceinline__ void bytes_pack(const float* x, u32 k, ByteColumns* columns, u32 n_groups, u32 group, u32 g) {
+    const u32 lane = threadIdx.x % 32, c = lane / 8, j = lane % 8;
+    for (u32 step = threadIdx.x / 32; step < k / 256; step += blockDim.x / 32) {
         float v[8];
-        load8<256>(x, true, op.k, 256 * step + 8 * lane, v);
+        load8<256>(x, true, k, 256 * step + 8 * lane, v);
         u32 words[2], sum;
         const float d = bytes64(v, words, sum);
         const float first = d * (float)(int)sum, second = __shfl_xor_sync(FULL_MASK, first, 4);
-        ByteColumns& to = ((ByteColumns*)a.wide.packed)[(u64)step * a.wide.n_groups + group];
+        ByteColumns& to = columns[(u64)step * n_groups + group];
         ((uint2*)&to.words[c][4 * g + j % 4])[j / 4] = make_uint2(words[0], words[1]);
         if (j == 0) {
             to.scales[g / 2][c][g % 2] = d;

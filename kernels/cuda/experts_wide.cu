@@ -6,8 +6,8 @@
 // tiles of up to `width` pairs of one expert, of which some find none and leave), block 256. experts_narrow,
 // experts_gated_narrow: the same with tiles of up to 32 pairs, which take fewer registers, so that more weights are in
 // flight; experts_middle, experts_gated_middle: of up to 64. experts_queue, experts_gated_queue: grid
-// (multiprocessors), block 384 (`wide_queue.h`). experts_bytes_pack: grid (pairs), block 256; experts_gated_bytes: grid
-// (blocks of 64 rows of weights of gate, tiles of up to 24 pairs), block 256 (`experts_bytes.h`).
+// (multiprocessors), block 384 (`wide_queue.h`). experts_gated_bytes: grid (blocks of 64 rows of weights of gate, tiles of
+// up to 24 pairs), block 256 (`experts_bytes.h`); `expert_lists` has packed its columns.
 #include "cuda/batch_of.h"
 #include "cuda/experts_bytes.h"
 #include "cuda/wide_queue.h"
@@ -157,7 +157,9 @@ __device__ __forceinline__ void experts_wide_of(const WideExperts& a) {
     u32 expert, skipped;
     bool has_waited;
     if (!tile_of_block(a, expert, skipped, has_waited)) return;
-    const u32 first_warp = blockIdx.x * (WIDE_THREADS / 32);
+    // A block may have several blocks of rows, where these are all whole.
+    const u32 n_blocks = Shape::IS_STAGED && !GATED ? (op.n + WIDE_ROWS - 1) / WIDE_ROWS / gridDim.x : 1;
+    const u32 first_warp = blockIdx.x * n_blocks * (WIDE_THREADS / 32);
     const auto rows = [&](int i) {
         const Matrix& w = GATED && i ? op.up : op.w;
         const u32 of_warp = row_of_warp<GATED>(a.hidden, first_warp + threadIdx.x / 32, threadIdx.x);
@@ -174,13 +176,16 @@ __device__ __forceinline__ void experts_wide_of(const WideExperts& a) {
         __syncthreads();
         return WideColumns{found[0] / 8, found[1] < found[2] ? found[2] - found[0] : 0};
     };
-    const auto finish = [&](u32 thread, const auto& sums) {
+    const auto finish_block = [&](u32 thread, u32 block, const auto& sums) {
         const WidePairs tile = {expert, found[0], found[1], found[2]};
-        put_out<GATED>(a, tile, first_warp + thread / 32, thread, sums);
+        put_out<GATED>(a, tile, first_warp + block * (WIDE_THREADS / 32) + thread / 32, thread, sums);
     };
     if constexpr (Shape::IS_STAGED) {
-        wide_staged<Shape>(op.k, a.wide.packed, a.wide.n_groups, (u8*)shared, rows, columns, finish);
+        const u64 stride = (u64)WIDE_ROWS * (op.k / Shape::W::BLOCK) * Shape::W::BYTES;
+        wide_staged<Shape>(op.k, n_blocks, stride, a.wide.packed, a.wide.n_groups, (u8*)shared, rows, columns,
+                           finish_block);
     } else {
+        const auto finish = [&](u32 thread, const auto& sums) { finish_block(thread, 0, sums); };
         wide<Shape>(op.k, 0, Shape::steps(op.k), a.wide.packed, a.wide.n_groups, (u8*)shared, rows, columns, finish);
     }
 }
@@ -194,24 +199,24 @@ KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) experts_gated_wide(const __g
 
 // Tiles of up to 32 columns, staged where the type is and shared memory has room, else in registers, of which three
 // blocks hold units of 32 values; and of up to 64.
-template <class W>
+template <class W, bool IS_STAGED = StagedOf<W>::IS>
 struct NarrowOf {
     typedef Wide<W, 32, 12, true> type;
     static constexpr u32 BLOCKS = sizeof(typename W::Raw) <= 48 && !type::SPLIT ? 3 : 2;
 };
-template <>
-struct NarrowOf<q6_k> {
-    typedef WideStaged<q6_k, 32, 12> type;
+template <class W>
+struct NarrowOf<W, true> {
+    typedef WideStaged<W, 32, 12> type;
     static constexpr u32 BLOCKS = 2;
 };
-typedef NarrowOf<BatchOf<WEIGHT>::type>::type Narrow;
+typedef NarrowOf<BatchOf<WEIGHT>::type> NarrowKind;
+typedef NarrowKind::type Narrow;
 typedef Wide<BatchOf<WEIGHT>::type, 64, 8, true> Middle;
-constexpr u32 NARROW_BLOCKS = NarrowOf<BatchOf<WEIGHT>::type>::BLOCKS;
 
-KERNEL __launch_bounds__(WIDE_THREADS, NARROW_BLOCKS) experts_narrow(const __grid_constant__ WideExperts a) {
+KERNEL __launch_bounds__(WIDE_THREADS, NarrowKind::BLOCKS) experts_narrow(const __grid_constant__ WideExperts a) {
     experts_wide_of<false, Narrow>(a);
 }
-KERNEL __launch_bounds__(WIDE_THREADS, NARROW_BLOCKS) experts_gated_narrow(const __grid_constant__ WideExperts a) {
+KERNEL __launch_bounds__(WIDE_THREADS, NarrowKind::BLOCKS) experts_gated_narrow(const __grid_constant__ WideExperts a) {
     experts_wide_of<true, Narrow>(a);
 }
 KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) experts_middle(const __grid_constant__ WideExperts a) {
@@ -222,11 +227,6 @@ KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) experts_gated_middle(const _
 }
 
 // Of Q4_K alone.
-KERNEL __launch_bounds__(256) experts_bytes_pack(const __grid_constant__ WideExperts a) {
-    PDL_LAUNCH();
-    PDL_WAIT();
-    bytes_pack(a, blockIdx.x);
-}
 KERNEL __launch_bounds__(BYTES_THREADS, 3) experts_gated_bytes(const __grid_constant__ WideExperts a) {
     bytes_begin((u8*)shared);
     PDL_LAUNCH();
@@ -252,7 +252,7 @@ KERNEL __launch_bounds__(BYTES_THREADS, 3) experts_gated_bytes(const __grid_cons
         copy_async_wait<0>();
         return;
     }
-    const ByteColumns* columns = (const ByteColumns*)a.wide.packed + bytes_group(op, expert) + groups * skipped;
+    const ByteColumns* columns = (const ByteColumns*)a.wide.packed + bytes_group(first, expert) + groups * skipped;
     float acc[4 * BYTES_GROUPS];
 #pragma unroll
     for (int i = 0; i < 4 * BYTES_GROUPS; i++) acc[i] = 0.0f;

@@ -246,22 +246,21 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
     Array<uint4> packed = packed_rows(pairs, k);
     const u32 n_groups = (pairs + 7) / 8;
     Array<ByteColumns> bytes(form == BYTES ? (n_groups + n_expert + 1) * (k / 256) : 0);
-    launch({n_expert + 1, 1, 1}, 256, SHARED, expert_lists,
+    const bool packs = form == BYTES;
+    launch({n_expert + 1 + (packs ? pairs : 0), 1, 1}, 256, SHARED, expert_lists,
            ExpertLists{ids.data(), first.data(), listed.data(), places.data(), {further.data()}, {width}, pairs,
-                       n_expert});
+                       n_expert, n_groups + n_expert + 1, x.data(), (uint4*)bytes.data(), k, n_used});
     const WideExperts a = {{x.data(), ids.data(), w.matrix, is_gated ? up.matrix : Matrix{}, bias.data(),
                             is_gated ? up_bias.data() : nullptr, out.data(), first.data(), listed.data(), rows, n_used,
                             n_expert, n, k, !is_gated, ACT_SWIGLU, 1.702f, 7.0f, 0},
-                           form == BYTES ? Packed{(uint4*)bytes.data(), n_groups + n_expert + 1, width}
+                           packs ? Packed{(uint4*)bytes.data(), n_groups + n_expert + 1, width}
                                          : Packed{packed.data(), n_groups, width},
                            {},
                            further.data()};
     const u32 experts = n_expert < pairs ? n_expert : pairs;
     const u32 n_tiles = (pairs + 7 * experts) / width + experts;
     const auto blocks = [&](u32 n_rows, u32 rows) { return (n_rows * (is_gated ? 2 : 1) + rows - 1) / rows; };
-    if (form == BYTES) {
-        launch({pairs, 1, 1}, 256, 0, experts_bytes_pack, a);
-    } else {
+    if (!packs) {
         launch({n_groups, 1, 1}, 256, 0, form == NARROW || form == MIDDLE ? experts_narrow_pack : experts_pack, a);
     }
     const auto run = [&](const WideExperts& b, u32 n_rows) {
@@ -269,7 +268,9 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
             launch({(n_rows + BYTES_ROWS - 1) / BYTES_ROWS, n_tiles, 1}, BYTES_THREADS, BYTES_SHARED,
                    experts_gated_bytes, b);
         } else if (form == NARROW) {
-            launch({blocks(n_rows, WIDE_ROWS), n_tiles, 1}, WIDE_THREADS, Narrow::SHARED,
+            // Two blocks of rows a block, where it can have several.
+            const u32 per = Narrow::IS_STAGED && !is_gated && n_rows % (2 * WIDE_ROWS) == 0 ? 2 : 1;
+            launch({blocks(n_rows, WIDE_ROWS) / per, n_tiles, 1}, WIDE_THREADS, Narrow::SHARED,
                    is_gated ? experts_gated_narrow : experts_narrow, b);
         } else if (form == MIDDLE) {
             launch({blocks(n_rows, WIDE_ROWS), n_tiles, 1}, WIDE_THREADS, Middle::SHARED,
@@ -361,6 +362,7 @@ static void test_wide(u32 k1, u32 k3, u32 long_k) {
     test_experts_wide("experts gated queue", 40, 2, 35, 65, k1, true, 48, QUEUE);
     test_experts_wide("experts gated queue, packed", 40, 2, 35, WEIGHT::BLOCK > 1 ? k1 : 160, k1, true, 48, QUEUE);
     test_experts_wide("experts narrow", 30, 3, 7, 131, k3, false, 32, NARROW);
+    test_experts_wide("experts narrow, two blocks", 30, 3, 7, 256, k3, false, 32, NARROW);
     test_experts_wide("experts narrow, listed", 90, 3, 7, 130, long_k, false, 32, NARROW);
     test_experts_wide("experts gated narrow, packed", 40, 2, 35, WEIGHT::BLOCK > 1 ? k3 : 96, k1, true, 32, NARROW);
     test_experts_wide("experts middle", 90, 3, 7, 130, k3, false, 64, MIDDLE);

@@ -51,9 +51,9 @@ args! {
     struct FewPair: 552 {
         a: Linear, b: Linear, blocks_a: u32, each_a: u32, each_b: u32, reserved: u32, columns: Columns,
     }
-    struct ExpertLists: 80 {
+    struct ExpertLists: 104 {
         ids: Ptr, first: Ptr, pairs: Ptr, places: Ptr, further: [Ptr; 3], width: [u32; 3], n_pairs: u32, n_expert: u32,
-        reserved: u32,
+        n_groups: u32, x: Ptr, columns: Ptr, k: u32, n_used: u32,
     }
     struct Chunk: 44 {
         first: u32, len: u32, pos: u32, first_page: u32, first_window_page: u32, first_window_block: u32, state: u32,
@@ -187,7 +187,7 @@ args! {
         reserved: u32,
     }
     struct Packed: 16 { packed: Ptr, n_groups: u32, width: u32 }
-    struct WideLinear: 288 { op: Linear, wide: Packed, sums: Ptr, n_shares: u32, reserved: u32 }
+    struct WideLinear: 288 { op: Linear, wide: Packed, sums: Ptr, n_shares: u32, turn: u32 }
     struct WideGatedLinear: 144 { op: GatedLinear, wide: Packed }
     struct PackedHidden: 24 { packed: Ptr, n_groups: u32, runs: u32, paired: u32, n: u32 }
     struct WideExperts: 304 {

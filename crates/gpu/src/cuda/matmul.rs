@@ -87,9 +87,9 @@ pub fn experts(
     tile_launch(entry, [tiles as u32, row_blocks(n, experts, sms), 1])
 }
 
-/// `expert_lists`, of tiles too.
-pub fn expert_lists(n_expert: usize, with_tiles: bool) -> Launch {
-    let blocks = n_expert + usize::from(with_tiles);
+/// `expert_lists`, of tiles too, and with this many pairs that are packed.
+pub fn expert_lists(n_expert: usize, with_tiles: bool, packed: usize) -> Launch {
+    let blocks = n_expert + usize::from(with_tiles) + packed;
     Launch { entry: "expert_lists", grid: [blocks as u32, 1, 1], block: BLOCK as u32, shared: 4 * n_expert as u32 }
 }
 

@@ -83,7 +83,8 @@ pub fn most_further(pairs: usize, n_expert: usize) -> usize {
 /// The launches of a product, the width of its tiles, and the order of its activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wide {
-    pub pack: Launch,
+    /// None where `expert_lists` packs.
+    pub pack: Option<Launch>,
     pub product: Launch,
     /// Adds the sums of the shares of k, where there are several.
     pub sum: Option<Launch>,
@@ -98,13 +99,27 @@ fn wide(w: WeightType, entries: [&'static str; 2], rows: usize, width: usize, gr
     let [x, y] = grid.map(|n| n as u32);
     Wide {
         // Of few groups several blocks share the numbers of a row.
-        pack: Launch { entry: entries[0], grid: [n_groups, (256 / n_groups).clamp(1, 4), 1], block: 256, shared: 0 },
+        pack: Some(Launch {
+            entry: entries[0],
+            grid: [n_groups, (256 / n_groups).clamp(1, 4), 1],
+            block: 256,
+            shared: 0,
+        }),
         product: Launch { entry: entries[1], grid: [x, y, 1], block: 256, shared },
         sum: None,
         n_groups,
         width: width as u32,
         order: Order::of_units(w),
     }
+}
+
+/// Whether a product runs together with another of the same rows, as its argument `turn` says.
+#[derive(Clone, Copy, Debug)]
+#[repr(u32)]
+pub enum Turn {
+    Alone,
+    First,
+    Next,
 }
 
 /// Maximum number of shares of k that blocks take of a product.
@@ -213,13 +228,27 @@ const MIDDLE: usize = 64;
 const MIDDLE_RING: usize = 8;
 const MOST_MIDDLE: usize = 52;
 
-/// Bytes of shared memory of a block whose tiles have few columns. Steps of Q6_K, which are a block of each row, lie
-/// there twice in pieces of 16 bytes (`wide_staged.h`).
-fn few_columns(w: WeightType, cols: usize, ring: usize) -> u32 {
-    if (w, cols) == (WeightType::Q6_K, NARROW) {
-        return (ring * cols * 128 + ROWS * 2 * 16 * 14 + 1024 + 256) as u32;
+/// Pieces of 16 bytes of a step of a row, a block of it, where weights come through shared memory (`wide_staged.h`).
+fn staged_pieces(w: WeightType, cols: usize) -> Option<usize> {
+    match w {
+        _ if cols != NARROW => None,
+        WeightType::Q4_K => Some(9),
+        WeightType::Q6_K => Some(14),
+        _ => None,
     }
-    shared(w, Order::of(w).runs, cols, ring)
+}
+
+/// Blocks of rows of weights that a block takes one after the other, so that those of all experts are about one wave:
+/// they all take as many.
+fn blocks_of_one(blocks: usize, n_expert: usize, sms: usize) -> usize {
+    let most = blocks * n_expert / (RESIDENT * sms).max(1);
+    (1..=most.max(1)).rev().find(|&per| blocks.is_multiple_of(per)).unwrap_or(1)
+}
+
+/// Bytes of shared memory of a block whose tiles have few columns. Where weights are staged there are two steps of them.
+fn few_columns(w: WeightType, cols: usize, ring: usize) -> u32 {
+    let Some(pieces) = staged_pieces(w, cols) else { return shared(w, Order::of(w).runs, cols, ring) };
+    (ring * cols * 128 + ROWS * 2 * 16 * pieces + 1024 + 256) as u32
 }
 
 /// Rows of weights of a block there, and its bytes of shared memory.
@@ -252,15 +281,10 @@ pub fn gated_bytes(w: WeightType, pairs: usize, n_expert: usize, n: usize) -> Op
         return None;
     }
     let tiles = (pairs + 7 * n_expert.min(pairs)) / BYTES_WIDTH + n_expert;
-    let launch = |entry, grid: [usize; 2], shared| Launch {
-        entry,
-        grid: [grid[0] as u32, grid[1] as u32, 1],
-        block: 256,
-        shared,
-    };
+    let grid = [n.div_ceil(BYTES_ROWS) as u32, tiles as u32, 1];
     Some(Wide {
-        pack: launch("experts_bytes_pack", [pairs, 1], 0),
-        product: launch("experts_gated_bytes", [n.div_ceil(BYTES_ROWS), tiles], BYTES_SHARED),
+        pack: None,
+        product: Launch { entry: "experts_gated_bytes", grid, block: 256, shared: BYTES_SHARED },
         sum: None,
         n_groups: byte_groups(pairs, n_expert) as u32,
         width: BYTES_WIDTH as u32,
@@ -289,7 +313,11 @@ pub fn experts(w: WeightType, is_gated: bool, pairs: usize, n_expert: usize, n: 
         [(MOST_NARROW, NARROW, NARROW_RING, narrow), (MOST_MIDDLE, MIDDLE, MIDDLE_RING, middle)]
     {
         if pairs <= most * n_expert && cols < width {
-            let of = wide(w, ["experts_narrow_pack", product], pairs, cols, grid(cols));
+            let [mut blocks, tiles] = grid(cols);
+            if staged_pieces(w, cols).is_some() && !is_gated && n.is_multiple_of(ROWS) {
+                blocks /= blocks_of_one(blocks, n_expert, sms);
+            }
+            let of = wide(w, ["experts_narrow_pack", product], pairs, cols, [blocks, tiles]);
             let shared = few_columns(w, cols, ring);
             return Wide { product: Launch { shared, ..of.product }, order: Order::of(w), ..of };
         }
@@ -319,7 +347,7 @@ mod tests {
         assert_eq!(few.sum.map(|sum| sum.grid), Some([8, 256, 1]));
         let experts = |w, pairs| experts(w, false, pairs, 128, 2048, 132);
         let narrow = experts(WeightType::Q4_K, 2048);
-        assert_eq!((narrow.product.entry, of(narrow)), ("experts_narrow", ([16, 220, 1], 32, 50432)));
+        assert_eq!((narrow.product.entry, of(narrow)), ("experts_narrow", ([4, 220, 1], 32, 87296)));
         let middle = experts(WeightType::Q4_K, 4096);
         assert_eq!((middle.product.entry, of(middle)), ("experts_middle", ([16, 206, 1], 64, 66816)));
         // Its tiles have no more than 64 columns.
@@ -333,13 +361,13 @@ mod tests {
         assert_eq!((heads.product.entry, of(heads)), ("linear_queue", ([132, 1, 1], 128, 132608)));
         let heads = dense(WeightType::Q6_K, names, shape(64, 2048, 151_936), 1 << 22, 132);
         assert_eq!((heads.product.entry, heads.width), ("linear_wide", 64));
-        assert_eq!(of(experts(WeightType::Q6_K, 2048)), ([16, 220, 1], 32, 107776));
+        assert_eq!(of(experts(WeightType::Q6_K, 2048)), ([4, 220, 1], 32, 107776));
         let bytes = |pairs| gated_bytes(WeightType::Q4_K, pairs, 128, 768);
         assert_eq!(bytes(512).map(of), Some(([12, 186, 1], 24, 76128)));
-        assert_eq!(bytes(512).map(|bytes| (bytes.n_groups, bytes.pack.grid)), Some((193, [512, 1, 1])));
+        assert_eq!(bytes(512).map(|bytes| (bytes.n_groups, bytes.pack)), Some((193, None)));
         assert_eq!(bytes(2561), None);
         let pack = dense(WeightType::Q6_K, names, shape(65, 256, 1), 1 << 22, 132).pack;
-        assert_eq!((pack.entry, pack.grid), ("linear_pack", [9, 4, 1]));
+        assert_eq!(pack.map(|pack| (pack.entry, pack.grid)), Some(("linear_pack", [9, 4, 1])));
         // Chunks of 64 numbers in whole steps: 704 numbers of Q5_0 are 12, of 32 in a unit.
         assert_eq!(packed_bytes(WeightType::Q5_0, 9, 704), (12 * 2 + 16) << 10);
         assert_eq!(packed_bytes(WeightType::F32, 8, 37), (2 + 16) << 10);

@@ -14,7 +14,7 @@ use super::super::nodes::{
     DownNode, ExpertsNode, FewLinearNode, Mat, ModuleId, Modules, Node, PackedNode, PairsNode, Part, RouterNode,
     UpNode, View,
 };
-use super::super::wide;
+use super::super::wide::{self, Turn};
 use super::ahead::form;
 use super::{Encoder, gated_args, linear_args};
 
@@ -225,10 +225,17 @@ impl Encoder<'_> {
                 packed = self.pack_wide(x.ptr, prologue, rows, k, &types)?.map(Vec::from);
             }
             if let Some(packed) = packed {
-                for (parts, packed) in groups.into_iter().zip(packed) {
+                let n_groups = groups.len();
+                for (i, (parts, packed)) in groups.into_iter().zip(packed).enumerate() {
                     let (args, n) = linear_args(x, rows, parts);
                     let args = args::Linear { add: u32::from(add), ..args };
-                    self.linear_wide(parts[0].w, args, n.iter().sum(), packed, is_left)?;
+                    // Both run together where both leave their shares.
+                    let turn = match i {
+                        0 if n_groups > 1 => Turn::First,
+                        1 if self.n_unsummed() > 0 => Turn::Next,
+                        _ => Turn::Alone,
+                    };
+                    self.linear_wide(parts[0].w, args, n.iter().sum(), packed, is_left.then_some(turn))?;
                 }
                 return Ok(());
             }
@@ -238,7 +245,7 @@ impl Encoder<'_> {
             for parts in groups {
                 let (w, (args, n)) = (parts[0].w, linear_args(&x, rows, parts));
                 let args = args::Linear { add: u32::from(add), ..args };
-                if self.linear_wide(w, args, n.iter().sum(), 0, false)? {
+                if self.linear_wide(w, args, n.iter().sum(), 0, None)? {
                     continue;
                 }
                 self.run(w.module, matmul::linear(w.dtype, rows, k, &n[..parts.len()], sms), &args)?;
@@ -297,7 +304,7 @@ impl Encoder<'_> {
         if self.has_wide_experts(&node.experts, rows) {
             return self.experts_up_wide(node, rows);
         }
-        self.expert_lists(&node.experts, rows)?;
+        self.expert_lists(&node.experts, x.ptr, rows)?;
         let [columns, _] = self.pack(x.ptr, node.prologue, rows, gate.k, &[Order::of(gate.dtype)])?;
         let op = args::Experts { first: self.scratch.first, pairs: self.scratch.pairs, ..up_args(node, rows) };
         let order = Order::of(down.dtype);
@@ -329,7 +336,7 @@ impl Encoder<'_> {
             let args = gated_args(x, rows, [gate, up], of.act, out, args::Prologue::default());
             self.gated_linear(gate, args, usize::MAX)?;
         }
-        self.expert_lists(of, rows)?;
+        self.expert_lists(of, x, rows)?;
         self.experts_up_of(of, x, rows, true)
     }
 

@@ -66,7 +66,7 @@ impl Encoder<'_> {
         }
         let with_lists = rows >= matmul::lists_from();
         if with_lists {
-            self.expert_lists(node, rows)?;
+            self.expert_lists(node, node.x.ptr, rows)?;
         }
         self.experts_up_of(node, node.x.ptr, rows, with_lists)?;
         self.experts_down_of(node, rows, with_lists)
@@ -182,15 +182,17 @@ impl Encoder<'_> {
         self.wide(module, wide, *packed, |wide| args::WideExperts { wide, ..*args })
     }
 
-    /// Lists the pairs of each expert, and the tiles of products that have wide kernels.
-    pub(super) fn expert_lists(&mut self, node: &ExpertsNode, rows: usize) -> Result<(), DriverError> {
+    /// Lists the pairs of each expert, and the tiles of products that have wide kernels. Packs rows at `x` where gate and
+    /// up multiply bytes.
+    pub(super) fn expert_lists(&mut self, node: &ExpertsNode, x: Ptr, rows: usize) -> Result<(), DriverError> {
         let ExpertsNode { ids, gate, up, down, n_expert, n_used, .. } = *node;
         let (Scratch { first, pairs, places, further, .. }, n_pairs) = (self.scratch, rows * n_used);
         let mut width = [gate, up, down].map(|w| {
             let is_wide = rows >= wide::FROM && w.wide.is_some();
             if is_wide { wide::experts(w.dtype, false, n_pairs, n_expert, w.n, self.sms).width } else { 0 }
         });
-        if let Some(bytes) = self.gated_bytes(node, rows) {
+        let bytes = self.gated_bytes(node, rows);
+        if let Some(bytes) = bytes {
             width[0] = bytes.width;
         }
         let args = args::ExpertLists {
@@ -202,9 +204,14 @@ impl Encoder<'_> {
             width,
             n_pairs: n_pairs as u32,
             n_expert: n_expert as u32,
-            ..Default::default()
+            n_groups: bytes.map_or(0, |bytes| bytes.n_groups),
+            x,
+            columns: self.scratch.packed,
+            k: gate.k as u32,
+            n_used: n_used as u32,
         };
-        self.run(Modules::EXPERT_LISTS, matmul::expert_lists(n_expert, width != [0; 3]), &args)
+        let launch = matmul::expert_lists(n_expert, width != [0; 3], bytes.map_or(0, |_| n_pairs));
+        self.run(Modules::EXPERT_LISTS, launch, &args)
     }
 
     /// The experts of a layer that have slots on the device.
