@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 
 use super::app::App;
 use super::body::{Body, Prompt};
-use super::completions;
 use super::error::ApiError;
 use super::fields::{Field, Kind, Read, field, unsupported};
 use super::limits::MAX_TEXTS;
 use super::log;
+use super::prompt;
 use super::room::Room;
 use super::routes::{Answer, Input};
 use super::worker::Update;
@@ -94,7 +94,7 @@ pub async fn tokens(app: &Arc<App>, mut prompts: Vec<Prompt>) -> Result<Vec<Vec<
         let is_empty = |prompt: &&mut Prompt| matches!(prompt, Prompt::Text(text) if text.is_empty());
         prompts.iter_mut().filter(is_empty).for_each(|prompt| *prompt = Prompt::Ids(vec![end]));
     }
-    completions::tokens(app, prompts).await
+    prompt::tokens(app, prompts).await
 }
 
 /// Refuses a model that scores pairs of texts.

@@ -36,6 +36,7 @@ mod openapi;
 mod page;
 mod parts;
 mod prepare;
+mod prompt;
 mod rerank;
 mod responses;
 mod room;

@@ -62,7 +62,7 @@ async fn what_is_wrong_is_named() {
         ),
         (PATH, chat("x", json!({"tools": [{"type": "function"}]})), 400, "tools[0].function", "must be an object"),
         ("/v1/completions", json!({"prompt": deep}), 400, "prompt", "must be"),
-        ("/v1/completions", json!({"prompt": [1, {}]}), 400, "prompt", "must be"),
+        ("/v1/completions", json!({"prompt": [1, {}]}), 400, "prompt", "has an object among tokens"),
         ("/v1/completions", json!({"prompt": [1, "x", 99999999]}), 400, "", "vocabulary"),
         (PATH, chat("x", json!({"logit_bias": [[1]]})), 400, "logit_bias[0][1]", "from -100 to 100"),
         (PATH, chat("x", json!({"logit_bias": [[5, 1], [-1, true]]})), 400, "logit_bias[1][0]", "whole number"),
