@@ -329,6 +329,23 @@ async fn budgets_come_from_requests_efforts_and_the_server() {
     }
 }
 
+/// A call is no part of the thought before it, whether it is held back or streamed.
+#[tokio::test]
+async fn calls_do_not_count_as_reasoning() {
+    let server = Server::thinking(512, Conversations::default());
+    let parameters = json!({"type": "object", "properties": {"command": {"const": "list all the files"}},
+        "required": ["command"]});
+    let tools = json!([{"type": "function", "function": {"name": "shell", "parameters": parameters}}]);
+    let mut body = chat("A fox", json!({"tools": tools, "tool_choice": "required", "thinking_budget": 3}));
+    body["max_tokens"] = json!(120);
+    let answer = server.ask(CHAT, &body).await;
+    assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls", "{answer}");
+    let usage = &answer["usage"];
+    let thoughts = usage["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
+    // The closing mark is several tokens here.
+    assert!((3..11).contains(&thoughts) && usage["completion_tokens"].as_u64().unwrap() > thoughts + 10, "{answer}");
+}
+
 /// A template that knows other words for effort is rendered without the client's.
 #[tokio::test]
 async fn efforts_that_a_template_refuses_are_left_out() {
