@@ -339,6 +339,15 @@ fn one_gpu_is_named_or_several_are() {
 }
 
 #[test]
+fn what_has_no_effect_is_said() {
+    let said = |args: &[&str]| String::from_utf8_lossy(&moebius(args, "").stderr).into_owned();
+    let bounded = said(&["run", "--think-budget", "5", "-n", "1", "Hi"]);
+    assert!(bounded.contains("warning: the chat template has no marks of thoughts"), "{bounded}");
+    let stretched = said(&["run", "--rope-scaling", "linear=2,512", "Hi"]);
+    assert!(stretched.contains("linear divides all positions"), "{stretched}");
+}
+
+#[test]
 fn templates_render() {
     let messages = r#"[{"role": "user", "content": "Hi"}]"#;
     let text = stdout(&["render", "--messages", "-"], messages);

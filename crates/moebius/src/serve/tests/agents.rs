@@ -288,6 +288,10 @@ async fn thoughts_end_at_their_budget() {
             .any(|open| answer.match_indices(open).any(|(at, _)| !answer[at + open.len()..].starts_with('"')));
         assert!(text, "{path}: {answer}");
     }
+    // A template without thoughts has none to bound.
+    let plain = Server::with_context(1, 1, 128);
+    let reply = plain.post(CHAT, &chat("A fox", json!({"thinking_budget": 5, "max_tokens": 4}))).await;
+    assert_eq!(ignored(&reply), "thinking_budget");
     // Without one, it thinks on to the limit.
     let choice = &server.ask(CHAT, &chat("A fox", json!({"max_tokens": 40, "ignore_eos": true}))).await["choices"][0];
     assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(""), &json!("length")), "{choice}");
