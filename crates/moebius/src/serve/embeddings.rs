@@ -88,6 +88,10 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
 /// Returns the tokens of texts to embed. An empty one, where no token is put around texts, is the end of a text, so that
 /// it does not refuse the others.
 pub async fn tokens(app: &Arc<App>, mut prompts: Vec<Prompt>) -> Result<Vec<Vec<u32>>, ApiError> {
+    if let Some(i) = prompts.iter().position(|prompt| matches!(prompt, Prompt::Ids(ids) if ids.is_empty())) {
+        let at = if prompts.len() > 1 { format!("input[{i}]") } else { "input".into() };
+        return Err(ApiError::field(at, "is empty: it must have a text or token ids"));
+    }
     let around = app.tokenizer.encode("", Encode { add_special: true, parse_special: false });
     let end = app.tokenizer.eos().filter(|_| around.is_empty() && app.tokenizer.bos().is_none());
     if let Some(end) = end {
