@@ -68,7 +68,7 @@ async fn what_is_wrong_is_named() {
         (PATH, chat("x", json!({"logit_bias": [[5, 1], [-1, true]]})), 400, "logit_bias[1][0]", "whole number"),
         (PATH, chat("x", json!({"logit_bias": [[5, 1, 2]]})), 400, "logit_bias[0]", "at most 2"),
         (PATH, chat("x", json!({"logit_bias": [[99999999, 1]]})), 400, "", "vocabulary"),
-        (PATH, chat("x", json!({"samplers": 5})), 400, "samplers", "must be a list"),
+        (PATH, chat("x", json!({"samplers": 5})), 400, "samplers", "must be a string or a list, each entry a string"),
         ("/v1/completions", json!({"prompt": ""}), 400, "", "empty"),
         ("/v1/completions", json!({"prompt": [99999999]}), 400, "", "vocabulary"),
         ("/v1/completions", json!({"prompt": "x", "best_of": 3}), 400, "best_of", "equal"),
