@@ -147,7 +147,7 @@ async fn gaps(app: &Arc<App>, prompts: Vec<Prompt>, suffix: &str) -> Result<Vec<
     let fill = move |text: &String| {
         shared.check_length(text)?;
         shared.check_length(&suffix)?;
-        Ok(Ready::of_tokens(marks.prompt(&shared.tokenizer, &[], text, &suffix)))
+        Ok(Ready::shown(marks.prompt(&shared.tokenizer, &[], text, &suffix), text.clone()))
     };
     let bytes = texts.iter().map(String::len).sum();
     app.common.heavy(bytes, move || texts.iter().map(fill).collect()).await

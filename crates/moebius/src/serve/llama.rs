@@ -62,7 +62,9 @@ pub async fn infill(app: Arc<App>, input: Input) -> Answer {
             let value = file.text(name).map(String::from);
             value.ok_or_else(|| ApiError::field(format!("input_extra[{i}].{name}"), "must be a string"))
         };
-        files.push((part("filename")?, part("text")?));
+        // What llama-server calls a file without a name.
+        let name = if file.value("filename").is_some() { part("filename")? } else { "tmp".into() };
+        files.push((name, part("text")?));
     }
     let shared = app.clone();
     let bytes = files.iter().map(|(_, text)| text.len()).sum::<usize>() + prefix.len() + suffix.len() + begun.len();

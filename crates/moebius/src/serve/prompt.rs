@@ -17,13 +17,18 @@ use super::images::{Images, MARKER, MAX_IMAGES};
 pub struct Ready {
     pub tokens: Vec<u32>,
     pictures: Option<Arc<Pictures>>,
-    /// Its text, where it has images.
+    /// Its text, where its tokens read otherwise.
     text: Option<String>,
 }
 
 impl Ready {
     pub fn of_tokens(tokens: Vec<u32>) -> Ready {
         Ready { tokens, pictures: None, text: None }
+    }
+
+    /// Of tokens that stand for a text with more around it.
+    pub fn shown(tokens: Vec<u32>, text: String) -> Ready {
+        Ready { tokens, pictures: None, text: Some(text) }
     }
 
     /// Returns its text as the client wrote it, or as its tokens read.
