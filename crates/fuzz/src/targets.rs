@@ -10,6 +10,7 @@ use backend::{
     Ask, Batch, Drafts, Kinds, Limits, Output, Picks, Profile, Program, RouterInfo, Save, StepError, StreamStats,
     SumInputs,
 };
+use checkpoint::Checkpoint;
 use engine::folder;
 use engine::grammar::{Constraint, Error, Grammars, Lead, MAX_RULE_BYTES, Rule, Trial, from_gbnf};
 use engine::images::{Image, Processor};
@@ -18,6 +19,7 @@ use engine::scheduler::{Engine, EventKind, Events, Options, Request};
 use engine::template::{Chat, ChatTemplate, Message};
 use engine::tokenizer::{Encode, Tokenizer};
 use image::ImageFormat;
+use model::plan::ValidPlan;
 use std::sync::atomic::AtomicBool;
 
 use crate::mutate::{self, BETWEEN};
@@ -115,9 +117,25 @@ fn files(folder: &Path, end: &str) -> Vec<PathBuf> {
     files
 }
 
+/// The folders of the test models, in order: those of a family, or of its forms.
+fn models() -> Vec<PathBuf> {
+    let below = |folder: &PathBuf| -> Vec<PathBuf> {
+        std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    };
+    let families = below(&project("crates/conformance/tests/data"));
+    let forms: Vec<PathBuf> = families.iter().flat_map(below).collect();
+    let parts: Vec<PathBuf> = forms.iter().flat_map(below).collect();
+    let mut folders = [families, forms, parts].concat();
+    folders.sort();
+    folders
+}
+
 fn gguf_seeds() -> Vec<Vec<u8>> {
-    let mut paths = files(&project("crates/conformance/tests/data/types"), ".gguf");
-    paths.extend(files(&project("crates/engine/tests/data"), ".gguf"));
+    /// Files of a family differ in the types of their weights: the small ones say the same.
+    const MAX_BYTES: u64 = 200 << 10;
+    let mut paths = files(&project("crates/engine/tests/data"), ".gguf");
+    paths.extend(models().iter().flat_map(|folder| files(folder, ".gguf")));
+    paths.retain(|path| path.metadata().is_ok_and(|file| file.len() <= MAX_BYTES));
     let mut seeds: Vec<Vec<u8>> = paths.iter().filter_map(|path| std::fs::read(path).ok()).collect();
     seeds.push(exercise::valid());
     seeds
@@ -132,7 +150,7 @@ fn gguf(input: &[u8]) -> String {
     }
 }
 
-fn use_model(checkpoint: &checkpoint::Checkpoint) -> String {
+fn use_model(checkpoint: &Checkpoint) -> String {
     let tokens = match Tokenizer::load(checkpoint) {
         Ok(tokenizer) => use_tokenizer(&tokenizer, "the  quick 🦊 don't <|im_end|> 123\n"),
         Err(error) => error.to_string(),
@@ -145,10 +163,40 @@ fn use_model(checkpoint: &checkpoint::Checkpoint) -> String {
     // Its draft head is read only where drafts are asked for.
     let _ = model::build_drafting(checkpoint);
     let built = match model::build(checkpoint) {
-        Ok(plan) => format!("ok {} lines", plan.to_string().lines().count()),
-        Err(error) => error.to_string(),
+        Ok(plan) => format!("ok {} lines, {}", plan.to_string().lines().count(), see(checkpoint, &plan, None)),
+        Err(error) => match checkpoint.meta().opt_str("general.architecture") {
+            // An encoder alone, whichever model it belongs to.
+            Ok(Some("clip")) => {
+                let seen = SEEING.iter().map(|(text, plan)| see(text, plan, Some(checkpoint)));
+                seen.min_by_key(|said| !said.starts_with("ok")).unwrap_or_default()
+            }
+            _ => error.to_string(),
+        },
     };
     format!("{built}; {tokens}; {rendered}; {}", sampling.map_or_else(|e| e.to_string(), |_| String::new()))
+}
+
+/// Tiny models that see, of each family of encoders.
+static SEEING: LazyLock<Vec<(Checkpoint, ValidPlan)>> = LazyLock::new(|| {
+    let open = |name: &str| -> Option<_> {
+        let path = project("crates/conformance/tests/data/images").join(name).join("hf");
+        let checkpoint = checkpoint::open(&path).ok()?;
+        let plan = model::build(&checkpoint).ok()?;
+        Some((checkpoint, plan))
+    };
+    ["qwen3_vl_moe", "gemma4", "gemma4_clipped"].into_iter().filter_map(open).collect()
+});
+
+/// A model's own encoder or another file's, and a small image as it takes one.
+fn see(text: &Checkpoint, plan: &ValidPlan, encoder: Option<&Checkpoint>) -> String {
+    let vision = match model::vision::open(text, plan, encoder) {
+        Ok(Some((_, vision))) => vision,
+        Ok(None) => return "sees none".into(),
+        Err(error) => return error.to_string(),
+    };
+    let image = Image { width: 9, height: 6, pixels: vec![7; 9 * 6 * 3], hash: [0; 32] };
+    let seen = Processor::open(encoder.unwrap_or(text), &vision, 64).and_then(|processor| processor.rows(&image));
+    seen.map_or_else(|error| error.to_string(), |rows| format!("ok {} patches", rows.places.len()))
 }
 
 fn use_tokenizer(tokenizer: &Tokenizer, text: &str) -> String {
@@ -168,13 +216,7 @@ fn folder_seeds() -> Vec<Vec<u8>> {
     let index = r#"{"weight_map":{"a.weight":"model-1.safetensors"}}"#;
     let parts = [exercise_folder::CONFIG, exercise_folder::HEADER, index].map(str::as_bytes);
     let mut seeds = vec![parts.join(BETWEEN)];
-    let archs = std::fs::read_dir(project("crates/conformance/tests/data")).into_iter().flatten().flatten();
-    let mut folders: Vec<PathBuf> = archs
-        .flat_map(|arch| std::fs::read_dir(arch.path()).into_iter().flatten().flatten())
-        .map(|f| f.path())
-        .collect();
-    folders.sort();
-    for folder in folders {
+    for folder in models() {
         let (config, weights) = (folder.join("config.json"), folder.join("model.safetensors"));
         if let (Ok(config), Ok(weights)) = (std::fs::read(config), std::fs::read(weights))
             && let Some((len, rest)) = weights.split_first_chunk::<8>()

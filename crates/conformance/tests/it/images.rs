@@ -46,8 +46,8 @@ fn pixels_are_the_original_processors() {
     }
 }
 
-/// All files but JPEG have one decoding: of those, decoders enlarge the channels of color differently, by up to 12 of
-/// 256 levels here.
+/// All files but JPEG have one decoding: of those, decoders round differently (docs/models.md), by up to 12 of 256
+/// levels here.
 fn check_pixels(model: &Model, name: &str, found: &[f32], exact: &[f32]) {
     let n_off = found.iter().zip(exact).filter(|(a, b)| a != b).count();
     let most = found.iter().zip(exact).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);

@@ -82,6 +82,8 @@ pub(super) struct Sink {
     n_settled: usize,
     seed: u64,
     short_ids: bool,
+    /// The last text was a thought.
+    in_thought: bool,
 }
 
 impl Sink {
@@ -90,6 +92,7 @@ impl Sink {
         let index = self.n_calls;
         let id = id.map_or_else(|| new_id(self.seed, index, self.short_ids), str::to_owned);
         self.open = true;
+        self.in_thought = false;
         self.n_calls += 1;
         self.push(Event::ToolCallStart { index, id, name: name.to_owned() });
     }
@@ -125,6 +128,7 @@ impl Sink {
 
     pub fn content(&mut self, text: &str) {
         if !text.is_empty() {
+            self.in_thought = false;
             self.events.push(Event::Content(text.to_owned()));
             self.settle();
         }
@@ -132,6 +136,7 @@ impl Sink {
 
     pub fn reasoning(&mut self, text: &str) {
         if !text.is_empty() {
+            self.in_thought = true;
             self.events.push(Event::Reasoning(text.to_owned()));
             self.settle();
         }
@@ -209,8 +214,9 @@ impl Parser {
             },
         };
         let short_ids = format.calls.is_some_and(|calls| calls.habits.short_ids);
-        let sink =
-            Sink { events: Vec::new(), hold, held: Vec::new(), open: false, n_calls: 0, n_settled: 0, seed, short_ids };
+        let (events, held) = (Vec::new(), Vec::new());
+        let (open, in_thought) = (false, false);
+        let sink = Sink { events, hold, held, open, n_calls: 0, n_settled: 0, seed, short_ids, in_thought };
         Parser { format, tools: tools.to_vec(), state, text: String::new(), is_cut: false, sink }
     }
 
@@ -236,6 +242,16 @@ impl Parser {
     /// Number of calls found up to now.
     pub fn n_calls(&self) -> usize {
         self.sink.n_calls
+    }
+
+    /// Returns whether the text up to now ends inside a thought. Where messages make up the answer, what is between a
+    /// thought and the next text or call counts as part of it.
+    pub fn in_thought(&self) -> bool {
+        match &self.state {
+            State::Thought { .. } => true,
+            State::Calls { .. } => self.sink.in_thought && self.format.calls.is_some_and(Calls::reads_all),
+            State::Start | State::Content { .. } => false,
+        }
     }
 
     /// Parses a whole text.

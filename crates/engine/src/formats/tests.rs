@@ -358,6 +358,37 @@ fn texts_come_apart_at_their_marks() {
 
 /// A limit may fall inside a mark.
 #[test]
+fn a_thought_ends_where_what_follows_it_begins() {
+    // Pieces, and whether each ends inside a thought.
+    let cases: [(&str, bool, &[(&str, bool)]); 4] = [
+        (HERMES, false, &[("<think>", true), ("a", true), ("</think>", false), ("\n\n", false), ("b", false)]),
+        (HERMES, true, &[("a</thi", true), ("nk><tool_call>", false), ("{\"name\": \"f\", ", false)]),
+        (
+            HARMONY,
+            false,
+            &[
+                ("<|channel|>analysis", false),
+                ("<|message|>a", true),
+                ("<|end|>", true),
+                ("<|start|>assistant<|channel|>commentary to=functions.f<|message|>", false),
+                ("{\"a\": ", false),
+            ],
+        ),
+        (HARMONY, false, &[("<|channel|>final<|message|>a", false)]),
+    ];
+    for (template, opened, pieces) in cases {
+        for hold in [Hold::Head, Hold::Call] {
+            let mut parser = Parser::new(Format::detect(template), &tools(), opened, hold, 1);
+            assert_eq!(parser.in_thought(), opened);
+            for (text, expected) in pieces {
+                parser.push(text, &mut Vec::new());
+                assert_eq!(parser.in_thought(), *expected, "{template} {text}");
+            }
+        }
+    }
+}
+
+#[test]
 fn half_a_mark_at_a_cut_is_no_content() {
     for (template, opened, text, expected) in [
         (HERMES, false, "I look.\n<tool_c", r#"C"I look.""#),

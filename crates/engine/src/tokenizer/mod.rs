@@ -128,8 +128,9 @@ struct Roles {
     eom: Option<u32>,
     pad: Option<u32>,
     unknown: Option<u32>,
-    ends: Vec<u32>,        // sorted: every token that ends a generation
-    unusable: Vec<String>, // ids that are none of the vocabulary's: a sentence each
+    fill_in: [Option<u32>; 6], // as `roles::FILL_IN` has them
+    ends: Vec<u32>,            // sorted: every token that ends a generation
+    unusable: Vec<String>,     // ids that are none of the vocabulary's: a sentence each
 }
 
 /// A model's tokenizer. Immutable, so one serves any number of threads.
@@ -302,6 +303,12 @@ impl Tokenizer {
     /// Begin of text.
     pub fn bos(&self) -> Option<u32> {
         self.roles.bos
+    }
+
+    /// Returns the marks of models that fill gaps: of the text before the gap, of the text after it and of the gap;
+    /// padding; of a repository's name and of a file's.
+    pub fn fill_in(&self) -> [Option<u32>; 6] {
+        self.roles.fill_in
     }
 
     /// End of text.

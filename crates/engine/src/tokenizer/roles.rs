@@ -47,7 +47,7 @@ const END_NAMES: &[&str] = &[
 
 /// Roles of code models: the key that names the token, the names it goes by otherwise, and whether it ends a
 /// generation. Files often leave these as plain text, which they must not be.
-const FILL_IN: &[(&str, &[&str], bool)] = &[
+const FILL_IN: [(&str, &[&str], bool); 6] = [
     (
         "tokenizer.ggml.fim_pre_token_id",
         &[
@@ -109,9 +109,9 @@ pub fn complete(
     };
     roles.eot = roles.eot.or_else(|| by_name(EOT_NAMES));
     roles.eom = roles.eom.or_else(|| by_name(&["<|eom_id|>"]));
-    for (key, names, ends) in FILL_IN {
-        let id = role(key)?.or_else(|| by_name(names));
-        roles.ends.extend(id.filter(|_| *ends));
+    for (found, (key, names, ends)) in roles.fill_in.iter_mut().zip(FILL_IN) {
+        *found = role(key)?.or_else(|| by_name(names));
+        roles.ends.extend(found.filter(|_| ends));
     }
     roles.ends.extend(END_NAMES.iter().filter_map(|name| by_name(&[name])));
     // To a byte-level vocabulary `</s>` may be a piece of HTML, so here the file's word counts.

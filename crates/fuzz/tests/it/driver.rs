@@ -1,5 +1,6 @@
 //! The driver finds what it is there to find, and says so.
 
+use std::path::Path;
 use std::process::Command;
 
 /// Runs an input of a target: whether it is a find, and what was said.
@@ -46,6 +47,16 @@ fn targets_take_anything() {
     ] {
         let (found, said) = run(target, input.as_bytes());
         assert!(!found && said.contains(expected), "{target}: {said}");
+    }
+}
+
+/// Encoders are opened for the models that they belong to, and so are those in a model's own files.
+#[test]
+fn encoders_are_used() {
+    for encoder in ["mmproj-gemma4", "mmproj-qwen3vl"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/gguf").join(encoder);
+        let (found, said) = run("gguf", &std::fs::read(path).expect("an encoder"));
+        assert!(!found && said.contains("accepted: ok") && said.contains(" patches"), "{encoder}: {said}");
     }
 }
 

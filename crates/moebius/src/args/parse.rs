@@ -16,7 +16,10 @@ pub(super) fn parse_stretch(text: &str) -> Result<Stretch, String> {
     if !(factor > 1.0 && factor <= 1024.0) {
         return Err(format!("the factor is {factor}, it must be more than 1 and at most 1024"));
     }
-    let n_ctx_orig = n_ctx.map(str::parse).transpose().map_err(|_| bad())?;
+    let n_ctx_orig: Option<usize> = n_ctx.map(str::parse).transpose().map_err(|_| bad())?;
+    if rule == StretchRule::Linear && n_ctx_orig.is_some() {
+        return Err("linear divides all positions, whatever the context before: leave it out, as in linear=2".into());
+    }
     Ok(Stretch { rule, factor, n_ctx_orig })
 }
 
@@ -160,6 +163,7 @@ mod tests {
             ("yarn=nan", None),
             ("yarn=inf", None),
             ("yarn=-4", None),
+            ("linear=4,32768", None),
             ("yarn=4,", None),
             ("yarn=4,x", None),
         ] {

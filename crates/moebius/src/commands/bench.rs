@@ -20,7 +20,7 @@ use crate::answer::{Interrupt, drafts_summary, generate, streamed_summary};
 use crate::args::{BenchArgs, BenchFormat, CopyArg, DraftArg};
 use crate::compare::mean_and_deviation;
 use crate::device::{self, Chosen, Device, Prefer};
-use crate::load::{self, EngineSetup, Session};
+use crate::load::{self, EngineSetup, Session, Whole};
 use crate::machine::{self, Bandwidth};
 use crate::out::{self, Out, note, say};
 use crate::routes::Trace;
@@ -198,7 +198,9 @@ impl Runner<'_> {
     /// Opens a model and notes what it is, and how fast the host's memory is if that limits it.
     fn open(&mut self, path: Option<&Path>, setup: &EngineSetup) -> Result<Opened> {
         let start = Instant::now();
-        let mut session = load::start_with(load::open(path)?.stretched(setup.step.rope_scaling)?, setup)?;
+        let model = load::open(path)?.stretched(setup.step.rope_scaling)?;
+        Whole::refuse(Whole::of(&model.plan))?;
+        let mut session = load::start_with(model, setup)?;
         session.engine.set_interrupt(self.interrupt.flag());
         self.bar.suspend(|| session.placement.iter().for_each(|placement| note!("{placement}")));
         if self.args.trace_experts.is_some() {

@@ -14,7 +14,7 @@ use engine::scheduler::{EventKind, Events, Request, RequestId};
 use serde::Serialize;
 
 use crate::args::BenchFormat;
-use crate::load::{self, EngineSetup};
+use crate::load::{self, EngineSetup, Whole};
 use crate::out::{self, say};
 use crate::{machine, version};
 
@@ -55,7 +55,9 @@ pub fn measure(path: Option<&Path>, setup: &EngineSetup, n_prompt: u32, parallel
         sequences: parallel + 2,
         ..setup.clone()
     };
-    let mut session = load::start_with(load::open(path)?.stretched(setup.step.rope_scaling)?, &setup)?;
+    let model = load::open(path)?.stretched(setup.step.rope_scaling)?;
+    Whole::refuse(Whole::of(&model.plan))?;
+    let mut session = load::start_with(model, &setup)?;
     let (n_vocab, engine) = (session.n_vocab, &mut session.engine);
     let mut numbers = 0..;
     let mut next = |n: usize, n_gen: usize| request(text(n_vocab, numbers.next().unwrap_or(0), n), n_gen, 0.0);

@@ -233,7 +233,15 @@ impl Session {
     /// Takes what the flags say of thoughts.
     pub fn set_thoughts(&mut self, args: &TemplateArgs) {
         self.think = args.think.map(|switch| switch == Switch::On);
-        self.most_thought = args.think_budget.and_then(|n| usize::try_from(n).ok());
+        self.bound_thoughts(args.think_budget.and_then(|n| usize::try_from(n).ok()));
+    }
+
+    /// Takes the maximum number of tokens of a thought, with a warning where the template has no thoughts.
+    pub fn bound_thoughts(&mut self, most: Option<usize>) {
+        self.most_thought = most;
+        if most.is_some() && self.template.is_some() && self.format.thought().is_none() {
+            self.warnings.push("the chat template has no marks of thoughts: ignoring --think-budget".into());
+        }
     }
 
     /// Returns the constraint of an answer whose content follows `rule`, if one is given, and whose thought is bounded;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use engine::formats::{Event, Format};
-use engine::tokenizer::{Encode, Tokenizer};
+use engine::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -16,6 +16,7 @@ use super::fill::Marks;
 use super::generate::{Collected, Finish, Generation, Job, Logprob, Parsing, Step, Totals, token_text};
 use super::limits::{MAX_CHOICES, MAX_INPUTS, MAX_TOP_LOGPROBS};
 use super::openai::{self, OpenAiHead};
+use super::prompt::{self, Ready};
 use super::routes::{Answer, Input, ignoring};
 use super::sse::{self, Frames, Wire};
 use super::worker::TokenLogprobs;
@@ -27,7 +28,7 @@ const KIND: &str = "text_completion";
 
 /// Fields of the route besides the sampling.
 pub const FIELDS: &[Field] = &[
-    field("prompt", Kind::Prompts(MAX_INPUTS), "text, token ids, or a list of either"),
+    field("prompt", Kind::Shown(MAX_INPUTS), "text, token ids, or a list of either"),
     field("model", Kind::Text, "model to use; any name if only one is served"),
     field("stream", Kind::Bool, "stream the text as server-sent events"),
     field("stream_options", Kind::Object, "include_usage: end with an event that holds the usage"),
@@ -69,24 +70,24 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         return Err(ApiError::field("stream", "is unsupported together with log-probabilities of the prompt"));
     }
     let stops = sampling::stops(&body, "stop")?;
-    let prompts = match body.text("suffix").filter(|suffix| !suffix.is_empty()) {
-        None => tokens(&app, prompts).await?,
-        Some(suffix) => gaps(&app, prompts, suffix).await?,
-    };
     if prompts.len() * n > MAX_INPUTS {
         return Err(ApiError::field(
             "n",
             format!("times the prompts is {}, the limit is {MAX_INPUTS}", prompts.len() * n),
         ));
     }
+    let prompts = match body.text("suffix").filter(|suffix| !suffix.is_empty()) {
+        None => prompt::ready(&app, prompts).await?,
+        Some(suffix) => gaps(&app, prompts, suffix).await?,
+    };
     let held = form::Constrained { form: form::of(&body)?, ..form::Constrained::default() };
     let (constraint, ignored) = form::constraint(&app, Format::PLAIN, held).await?;
-    let firsts: Vec<u32> = prompts.iter().map(|prompt| prompt.first().copied().unwrap_or_default()).collect();
+    let firsts: Vec<u32> = prompts.iter().map(|prompt| prompt.tokens.first().copied().unwrap_or_default()).collect();
     let echoed: Vec<String> =
-        prompts.iter().map(|p| if echo { app.tokenizer.decode(p) } else { String::new() }).collect();
+        prompts.iter().map(|prompt| if echo { prompt.text(&app) } else { String::new() }).collect();
     let mut requests = Vec::with_capacity(prompts.len());
-    for tokens in prompts {
-        let mut request = app.request(tokens);
+    for prompt in prompts {
+        let mut request = prompt.request(&app);
         sampling::apply(&body, &mut request, &app.tokenizer)?;
         request.stop_strings = stops.clone();
         request.max_new_tokens = sampling::max_tokens(&body, &["max_tokens", "n_predict"]).unwrap_or(16);
@@ -132,19 +133,8 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     Ok(ignoring(lists.respond(&answer, room), ignored))
 }
 
-/// Returns the tokens of all prompts.
-pub async fn tokens(app: &Arc<App>, prompts: Vec<Prompt>) -> Result<Vec<Vec<u32>>, ApiError> {
-    let shared = app.clone();
-    let n_bytes = prompts.iter().map(Prompt::n_bytes).sum();
-    app.common
-        .heavy(n_bytes, move || {
-            prompts.into_iter().enumerate().map(|(i, prompt)| tokens_of(&shared, i, prompt)).collect()
-        })
-        .await
-}
-
 /// Returns the tokens of texts that stand before a gap.
-async fn gaps(app: &Arc<App>, prompts: Vec<Prompt>, suffix: &str) -> Result<Vec<Vec<u32>>, ApiError> {
+async fn gaps(app: &Arc<App>, prompts: Vec<Prompt>, suffix: &str) -> Result<Vec<Ready>, ApiError> {
     let marks = Marks::of(&app.tokenizer)?;
     let text = |prompt| match prompt {
         Prompt::Text(text) => Ok(text),
@@ -157,48 +147,10 @@ async fn gaps(app: &Arc<App>, prompts: Vec<Prompt>, suffix: &str) -> Result<Vec<
     let fill = move |text: &String| {
         shared.check_length(text)?;
         shared.check_length(&suffix)?;
-        Ok(marks.prompt(&shared.tokenizer, &[], text, &suffix))
+        Ok(Ready::shown(marks.prompt(&shared.tokenizer, &[], text, &suffix), text.clone()))
     };
     let bytes = texts.iter().map(String::len).sum();
     app.common.heavy(bytes, move || texts.iter().map(fill).collect()).await
-}
-
-/// Tokens of one prompt.
-pub fn tokens_of(app: &App, i: usize, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
-    let tokens = match prompt {
-        Prompt::Text(text) => {
-            app.check_length(&text)?;
-            app.tokenizer.encode(&text, Encode { add_special: true, parse_special: true })
-        }
-        Prompt::Ids(ids) => ids,
-        Prompt::Mixed(parts) => {
-            let mut tokens = Vec::new();
-            for (i, part) in parts.into_iter().enumerate() {
-                match part {
-                    // What begins texts begins the prompt alone.
-                    Prompt::Text(text) => {
-                        app.check_length(&text)?;
-                        let how = Encode { add_special: i == 0, parse_special: true };
-                        app.tokenizer.encode_into(&text, how, &mut tokens);
-                    }
-                    Prompt::Ids(ids) => tokens.extend(ids),
-                    Prompt::Mixed(_) | Prompt::Shown(_) => return Err(among_tokens()),
-                }
-            }
-            tokens
-        }
-        Prompt::Shown(_) => return Err(among_tokens()),
-    };
-    // A model that begins texts with a token can start from an empty prompt.
-    match app.tokenizer.bos() {
-        _ if !tokens.is_empty() => Ok(tokens),
-        Some(bos) => Ok(vec![bos]),
-        None => Err(ApiError::bad(format!("prompt {i} is empty"))),
-    }
-}
-
-fn among_tokens() -> ApiError {
-    ApiError::field("prompt", "has an object among tokens")
 }
 
 /// Log-probabilities in the older form: columns of equal length.

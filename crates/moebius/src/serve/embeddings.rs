@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 
 use super::app::App;
 use super::body::{Body, Prompt};
-use super::completions;
 use super::error::ApiError;
 use super::fields::{Field, Kind, Read, field, unsupported};
 use super::limits::MAX_TEXTS;
 use super::log;
+use super::prompt;
 use super::room::Room;
 use super::routes::{Answer, Input};
 use super::worker::Update;
@@ -88,13 +88,17 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
 /// Returns the tokens of texts to embed. An empty one, where no token is put around texts, is the end of a text, so that
 /// it does not refuse the others.
 pub async fn tokens(app: &Arc<App>, mut prompts: Vec<Prompt>) -> Result<Vec<Vec<u32>>, ApiError> {
+    if let Some(i) = prompts.iter().position(|prompt| matches!(prompt, Prompt::Ids(ids) if ids.is_empty())) {
+        let at = if prompts.len() > 1 { format!("input[{i}]") } else { "input".into() };
+        return Err(ApiError::field(at, "is empty: it must have a text or token ids"));
+    }
     let around = app.tokenizer.encode("", Encode { add_special: true, parse_special: false });
     let end = app.tokenizer.eos().filter(|_| around.is_empty() && app.tokenizer.bos().is_none());
     if let Some(end) = end {
         let is_empty = |prompt: &&mut Prompt| matches!(prompt, Prompt::Text(text) if text.is_empty());
         prompts.iter_mut().filter(is_empty).for_each(|prompt| *prompt = Prompt::Ids(vec![end]));
     }
-    completions::tokens(app, prompts).await
+    prompt::tokens(app, prompts).await
 }
 
 /// Refuses a model that scores pairs of texts.

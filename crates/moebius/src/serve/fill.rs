@@ -14,15 +14,6 @@ pub struct Marks {
     repository: Option<(u32, u32)>,
 }
 
-/// What models call the marks of prefix, suffix and middle.
-const NAMES: [[&str; 3]; 5] = [
-    ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
-    ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
-    ["<fim-prefix>", "<fim-suffix>", "<fim-middle>"],
-    ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
-    ["▁<PRE>", "▁<SUF>", "▁<MID>"],
-];
-
 /// Files that a client sends along.
 pub struct File<'a> {
     pub name: &'a str,
@@ -35,16 +26,11 @@ impl Marks {
     /// # Errors
     /// A sentence for the client, where it has none.
     pub fn of(tokenizer: &Tokenizer) -> Result<Marks, ApiError> {
-        let find = |names: [&str; 3]| {
-            let [prefix, suffix, middle] = names.map(|name| tokenizer.token_to_id(name));
-            Some((prefix?, suffix?, middle?))
+        let [prefix, suffix, middle, _, repository, file] = tokenizer.fill_in();
+        let (Some(prefix), Some(suffix), Some(middle)) = (prefix, suffix, middle) else {
+            return Err(ApiError::bad("this model has no fill-in-the-middle (FIM) tokens"));
         };
-        let (prefix, suffix, middle) = NAMES
-            .into_iter()
-            .find_map(find)
-            .ok_or_else(|| ApiError::bad("this model has no fill-in-the-middle (FIM) tokens"))?;
-        let pair = (tokenizer.token_to_id("<|repo_name|>"), tokenizer.token_to_id("<|file_sep|>"));
-        let repository = if let (Some(name), Some(file)) = pair { Some((name, file)) } else { None };
+        let repository = repository.zip(file);
         Ok(Marks { prefix, suffix, middle, repository })
     }
 
@@ -120,5 +106,8 @@ mod tests {
         let order: Vec<u32> = tokens.into_iter().filter(|&id| id >= 10).collect();
         assert_eq!(order, [13, 14, 14, 10, 11, 12]);
         assert!(Marks::of(&tokenizer(&names[..2])).is_err());
+        // GLM's names.
+        let glm = tokenizer(&["<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"]);
+        assert_eq!(Marks::of(&glm).unwrap().prompt(&glm, &[], "ab", "c"), [10, 0, 1, 11, 2, 12]);
     }
 }

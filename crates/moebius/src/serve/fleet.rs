@@ -354,7 +354,8 @@ impl Fleet {
         let model = load::open(Some(path))?.stretched(listed.setup.step.rope_scaling)?;
         let model = model.with_template(template.as_deref())?.seeing(sight)?.drafting(listed.setup.head())?;
         let Some((setup, prepared)) = self.make_room(loader, &listed.setup, &model)? else { return Ok(None) };
-        let session = load::start_prepared(model, &setup, prepared)?;
+        let mut session = load::start_prepared(model, &setup, prepared)?;
+        session.bound_thoughts(self.common.conversations.most_thought);
         session.placement.iter().for_each(|placement| tracing::info!(model = id, "{placement}"));
         session.warnings.iter().for_each(|warning| tracing::warn!(model = id, "{warning}"));
         let sampling = session.sampling(sampling)?;

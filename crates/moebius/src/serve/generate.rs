@@ -84,7 +84,6 @@ pub struct Step {
 /// One answer on its way.
 struct Choice {
     parser: Parser,
-    in_thought: bool,
     /// A call is complete.
     called: bool,
     /// A call is not, and never will be.
@@ -145,7 +144,6 @@ impl Generation {
         }
         let choice = |request: &Request| Choice {
             parser: Parser::new(parsing.format, &parsing.tools, parsing.opened, parsing.hold, app::random()),
-            in_thought: parsing.opened,
             called: false,
             is_cut: false,
             ignore_eos: request.ignore_eos,
@@ -187,12 +185,14 @@ impl Generation {
             Update::Token { token, text, logprobs, routing } => {
                 step.routing = routing;
                 choice.n_tokens += 1;
+                // Marks count as part of the thought that they open or close.
+                let was_thought = choice.parser.in_thought();
                 choice.parser.push(&text, &mut step.events);
                 let is_end = !choice.ignore_eos && self.tokenizer.is_end_of_generation(token);
                 // The end is no part of the text, nor are its numbers.
                 step.logprobs.extend(logprobs.filter(|_| !is_end).map(|values| Logprob { token, values }));
                 choice.look(&step.events);
-                self.totals.reasoning += usize::from(choice.in_thought);
+                self.totals.reasoning += usize::from(was_thought || choice.parser.in_thought());
             }
             Update::Done { reason, usage } => {
                 choice.ended = true;
@@ -266,12 +266,12 @@ impl Choice {
     fn look(&mut self, events: &[Event]) {
         for event in events {
             match event {
-                Event::Reasoning(_) => self.in_thought = true,
-                Event::Content(_) => self.in_thought = false,
-                Event::ToolCallStart { .. } => self.in_thought = false,
-                Event::ToolCallArguments { .. } => {}
                 Event::ToolCallEnd { complete: true, .. } => self.called = true,
                 Event::ToolCallEnd { complete: false, .. } => self.is_cut = true,
+                Event::Reasoning(_)
+                | Event::Content(_)
+                | Event::ToolCallStart { .. }
+                | Event::ToolCallArguments { .. } => {}
             }
         }
     }

@@ -1,25 +1,23 @@
 //! llama-server's own routes, which editors and scripts call: `/completion`, `/infill`, `/props`.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use axum::Json;
 use axum::response::IntoResponse;
 use engine::formats::{Event, Format};
-use engine::images::Pictures;
 use serde_json::{Value, json};
 
 use super::app::App;
-use super::body::{Body, Prompt};
+use super::body::Body;
 use super::chat::finite;
-use super::completions;
 use super::error::{ApiError, Style};
 use super::fields::{Field, Kind, Object, Read, field};
 use super::fill::{File, Marks};
 use super::form::{self, Constrained};
 use super::generate::{Collected, Finish, Generation, Job, Logprob, Parsing, Step, Totals, token_text};
-use super::images::{Images, MARKER, MAX_IMAGES};
+use super::images::MARKER;
 use super::limits::{MAX_INPUTS, MAX_TOP_LOGPROBS};
+use super::prompt::{self, Ready};
 use super::routes::{Answer, Input, ignoring};
 use super::sampling;
 use super::sse::{self, Frames, Wire};
@@ -48,59 +46,8 @@ pub const INFILL: &[Field] = &[
     field("prompt", Kind::Text, "beginning of the text that fills the gap"),
 ];
 
-/// A prompt, ready for the engine.
-struct Ready {
-    tokens: Vec<u32>,
-    pictures: Option<Arc<Pictures>>,
-    /// Its text, where it has images.
-    text: Option<String>,
-}
-
-impl Ready {
-    fn of_tokens(tokens: Vec<u32>) -> Ready {
-        Ready { tokens, pictures: None, text: None }
-    }
-
-    /// Of prompt `i`.
-    fn new(app: &App, i: usize, prompt: Prompt, left: &AtomicBool) -> Result<Ready, ApiError> {
-        let Prompt::Shown(object) = prompt else {
-            return Ok(Ready::of_tokens(completions::tokens_of(app, i, prompt)?));
-        };
-        let at = |name: &str| format!("prompt[{i}].{name}");
-        let text = object.get("prompt_string").and_then(Value::as_str);
-        let text = text.ok_or_else(|| ApiError::field(at("prompt_string"), "must be a string"))?;
-        if object.get("multimodal_data").is_some_and(|data| !data.is_null() && !data.is_array()) {
-            return Err(ApiError::field(at("multimodal_data"), "must be a list"));
-        }
-        let list = images_of(&object);
-        if list.is_empty() {
-            return Ok(Ready::of_tokens(completions::tokens_of(app, i, Prompt::Text(text.into()))?));
-        }
-        app.check_length(text)?;
-        let (images, marked) = Images::of_prompt(&at("multimodal_data"), list, text, MARKER, app)?;
-        let (tokens, pictures) = images.encode(app, &marked, app.worker.context(), left)?;
-        Ok(Ready { tokens, pictures, text: Some(text.into()) })
-    }
-}
-
-/// The images of a prompt that is an object.
-fn images_of(prompt: &Value) -> &[Value] {
-    prompt.get("multimodal_data").and_then(Value::as_array).map_or(&[], Vec::as_slice)
-}
-
 pub async fn completion(app: Arc<App>, mut input: Input) -> Answer {
-    let prompts = input.body.take_prompts();
-    let images =
-        prompts.iter().map(|prompt| if let Prompt::Shown(object) = prompt { images_of(object).len() } else { 0 });
-    let n = images.sum::<usize>();
-    if n > MAX_IMAGES {
-        return Err(ApiError::field("prompt", format!("has {n} images, at most {MAX_IMAGES} are allowed")));
-    }
-    let (shared, n_bytes) = (app.clone(), prompts.iter().map(Prompt::n_bytes).sum());
-    let ready = move |left: Arc<AtomicBool>| {
-        prompts.into_iter().enumerate().map(|(i, prompt)| Ready::new(&shared, i, prompt, &left)).collect()
-    };
-    let prompts = app.common.see(n, n_bytes, ready).await?;
+    let prompts = prompt::ready(&app, input.body.take_prompts()).await?;
     answer(app, input, prompts).await
 }
 
@@ -115,7 +62,9 @@ pub async fn infill(app: Arc<App>, input: Input) -> Answer {
             let value = file.text(name).map(String::from);
             value.ok_or_else(|| ApiError::field(format!("input_extra[{i}].{name}"), "must be a string"))
         };
-        files.push((part("filename")?, part("text")?));
+        // What llama-server calls a file without a name.
+        let name = if file.value("filename").is_some() { part("filename")? } else { "tmp".into() };
+        files.push((name, part("text")?));
     }
     let shared = app.clone();
     let bytes = files.iter().map(|(_, text)| text.len()).sum::<usize>() + prefix.len() + suffix.len() + begun.len();
@@ -136,11 +85,9 @@ async fn answer(app: Arc<App>, input: Input, prompts: Vec<Ready>) -> Answer {
     let Input { body: Body { fields: body, room, .. }, request_id, .. } = input;
     let held = Constrained { form: form::of(&body)?, ..Constrained::default() };
     let (constraint, ignored) = form::constraint(&app, Format::PLAIN, held).await?;
-    let text = |ready: &Ready| ready.text.clone().unwrap_or_else(|| app.tokenizer.decode(&ready.tokens));
-    let texts: Vec<String> = prompts.iter().map(text).collect();
+    let texts: Vec<String> = prompts.iter().map(|prompt| prompt.text(&app)).collect();
     let request = |ready: Ready| {
-        let mut request = app.request(ready.tokens);
-        request.pictures = ready.pictures;
+        let mut request = ready.request(&app);
         sampling::apply(&body, &mut request, &app.tokenizer)?;
         request.stop_strings = sampling::stops(&body, "stop")?;
         request.max_new_tokens = sampling::max_tokens(&body, &["n_predict"]).unwrap_or(usize::MAX);

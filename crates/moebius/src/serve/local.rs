@@ -120,13 +120,15 @@ impl Local {
             .with_template(chat_template_file.as_deref())?
             .seeing(&args.sight)?;
         let id = super::names(alias)?.0.unwrap_or_else(|| super::model_name(path.as_deref()));
-        let session = load::start_with(model, &setup)?;
+        let conversations = Conversations::of(&args);
+        let mut session = load::start_with(model, &setup)?;
+        session.bound_thoughts(conversations.most_thought);
         let sampling = session.sampling(sampling)?;
         let notes = session.placement.iter().chain(&session.warnings).cloned().collect();
         let backend = session.backend.clone();
         let parallel = session.sequences;
         let places = Places { parallel, queue: usize::from(*max_queue) };
-        let common = Arc::new(Common::new(crate::trial::process(), Conversations::of(&args)));
+        let common = Arc::new(Common::new(crate::trial::process(), conversations));
         let Started { app, thread, .. } = super::start(session, id, sampling, common.clone(), places)?;
         let fleet = Arc::new(Fleet::of_one(common, app.clone(), thread));
         let router = routes::router(fleet.clone(), Arc::default());

@@ -36,6 +36,7 @@ mod openapi;
 mod page;
 mod parts;
 mod prepare;
+mod prompt;
 mod rerank;
 mod responses;
 mod room;
@@ -153,7 +154,8 @@ pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
                 .with_template(args.chat_template_file.as_deref())?
                 .seeing(&args.sight)?;
             let id = own_name.unwrap_or_else(|| model_name(path));
-            let session = load::start_with(model, &setup)?;
+            let mut session = load::start_with(model, &setup)?;
+            session.bound_thoughts(common.conversations.most_thought);
             let summary = summary(&session);
             session.placement.iter().for_each(|placement| tracing::info!("{placement}"));
             session.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));

@@ -13,7 +13,6 @@ use serde_json::{Map, Value, json};
 
 use super::app::{App, ModelInfo};
 use super::body::{Body, Prompt};
-use super::completions;
 use super::conversation::{self, Conversation};
 use super::embeddings::{self, Rows, VectorWish};
 use super::error::{ApiError, Style};
@@ -25,6 +24,7 @@ use super::images::{self, Images, MAX_IMAGES};
 use super::limits::{MAX_MESSAGES, MAX_TEXTS, MAX_TOOLS};
 use super::parts::{Call, Change, MessagePart, MessageParts};
 use super::prepare::{AnswerWish, Prepared, prepare};
+use super::prompt;
 use super::room::Room;
 use super::routes::{Answer, Input, ignoring};
 use super::sampling;
@@ -189,7 +189,7 @@ async fn converse(
 async fn continue_text(app: Arc<App>, body: &Object, room: Room, request_id: String) -> Answer {
     let options = options(body)?;
     let prompt = Prompt::Text(body.text("prompt").unwrap_or_default().into());
-    let tokens = completions::tokens(&app, vec![prompt]).await?.pop().unwrap_or_default();
+    let tokens = prompt::tokens(&app, vec![prompt]).await?.pop().unwrap_or_default();
     let mut request = app.request(tokens);
     sampling::apply(&options, &mut request, &app.tokenizer)?;
     limit(&options, &mut request)?;

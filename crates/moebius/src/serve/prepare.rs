@@ -82,9 +82,14 @@ pub async fn prepare(
     request.pictures = prompt.pictures;
     sampling::apply(body, &mut request, &app.tokenizer)?;
     let AnswerWish { choice, form, parallel, most_thought } = wanted;
-    let budget = ["thinking_budget", "reasoning_budget"].into_iter().find_map(|name| body.int(name));
+    let budget = ["thinking_budget", "reasoning_budget"].into_iter().find_map(|name| Some((name, body.int(name)?)));
+    if let Some((name, 0..)) = budget
+        && format.thought().is_none()
+    {
+        ignored.push(name.into());
+    }
     let most_thought = match (budget, most_thought, effort) {
-        (Some(n), ..) => usize::try_from(n).ok(),
+        (Some((_, n)), ..) => usize::try_from(n).ok(),
         (None, Some(n), _) => Some(n),
         (None, None, Some(most)) => most,
         (None, None, None) => app.common.conversations.most_thought,

@@ -66,7 +66,7 @@ const OTHERS: &[Field] = &[
     field("dry_sequence_breakers", Kind::List(&Kind::Text, 64), "DRY: texts that end a repetition"),
     field(
         "samplers",
-        Kind::Either(&[Kind::List(&Kind::Text, 32), Kind::Text]),
+        Kind::Either(&[Kind::Text, Kind::List(&Kind::Text, 32)]),
         "samplers to apply, in this order: penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature",
     ),
     field(

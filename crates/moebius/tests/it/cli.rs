@@ -339,6 +339,22 @@ fn one_gpu_is_named_or_several_are() {
 }
 
 #[test]
+fn what_has_no_effect_is_said() {
+    let said = |args: &[&str]| String::from_utf8_lossy(&moebius(args, "").stderr).into_owned();
+    let bounded = said(&["run", "--think-budget", "5", "-n", "1", "Hi"]);
+    assert!(bounded.contains("warning: the chat template has no marks of thoughts"), "{bounded}");
+    let stretched = said(&["run", "--rope-scaling", "linear=2,512", "Hi"]);
+    assert!(stretched.contains("linear divides all positions"), "{stretched}");
+    // An encoder has nothing that the bench measures.
+    let encoder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../conformance/tests/data/encoders/xlmr/model-f16.gguf");
+    let encoder = encoder.to_str().expect("a path of UTF-8");
+    for more in [&["-p", "512"][..], &["--gap", "64"]] {
+        let error = said(&[&["bench", "-m", encoder][..], more].concat());
+        assert!(error.contains("an embedding model, which writes no text") && !error.contains("--ctx"), "{error}");
+    }
+}
+
+#[test]
 fn templates_render() {
     let messages = r#"[{"role": "user", "content": "Hi"}]"#;
     let text = stdout(&["render", "--messages", "-"], messages);

@@ -288,6 +288,10 @@ async fn thoughts_end_at_their_budget() {
             .any(|open| answer.match_indices(open).any(|(at, _)| !answer[at + open.len()..].starts_with('"')));
         assert!(text, "{path}: {answer}");
     }
+    // A template without thoughts has none to bound.
+    let plain = Server::with_context(1, 1, 128);
+    let reply = plain.post(CHAT, &chat("A fox", json!({"thinking_budget": 5, "max_tokens": 4}))).await;
+    assert_eq!(ignored(&reply), "thinking_budget");
     // Without one, it thinks on to the limit.
     let choice = &server.ask(CHAT, &chat("A fox", json!({"max_tokens": 40, "ignore_eos": true}))).await["choices"][0];
     assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(""), &json!("length")), "{choice}");
@@ -327,6 +331,23 @@ async fn budgets_come_from_requests_efforts_and_the_server() {
         let usage = events.iter().find_map(|event| event.get("usage").filter(|usage| !usage.is_null())).unwrap();
         assert_eq!(thoughts(usage), thoughts(&whole["usage"]), "{more}");
     }
+}
+
+/// A call is no part of the thought before it, whether it is held back or streamed.
+#[tokio::test]
+async fn calls_do_not_count_as_reasoning() {
+    let server = Server::thinking(512, Conversations::default());
+    let parameters = json!({"type": "object", "properties": {"command": {"const": "list all the files"}},
+        "required": ["command"]});
+    let tools = json!([{"type": "function", "function": {"name": "shell", "parameters": parameters}}]);
+    let mut body = chat("A fox", json!({"tools": tools, "tool_choice": "required", "thinking_budget": 3}));
+    body["max_tokens"] = json!(120);
+    let answer = server.ask(CHAT, &body).await;
+    assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls", "{answer}");
+    let usage = &answer["usage"];
+    let thoughts = usage["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
+    // The closing mark is several tokens here.
+    assert!((3..11).contains(&thoughts) && usage["completion_tokens"].as_u64().unwrap() > thoughts + 10, "{answer}");
 }
 
 /// A template that knows other words for effort is rendered without the client's.

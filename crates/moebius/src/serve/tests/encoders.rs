@@ -142,6 +142,18 @@ async fn text_is_not_written() {
 }
 
 #[tokio::test]
+async fn no_texts_are_refused() {
+    let server = server(&files("bert")[0]);
+    for (input, why) in [(json!([]), "input` is empty"), (json!([[]]), "input` is empty"), (json!(["x", []]), "[1]`")] {
+        for route in ["/v1/embeddings", "/api/embed"] {
+            let (status, answer) = server.post(route, &json!({"input": input})).await.json().await;
+            assert!(status == StatusCode::BAD_REQUEST && answer.to_string().contains(why), "{route} {input}: {answer}");
+        }
+    }
+    server.idle().await;
+}
+
+#[tokio::test]
 async fn texts_beyond_the_positions_are_refused_and_longest_ones_taken() {
     let server = server(&files("bert")[0]);
     let words = |n: usize| json!({"input": "fox ".repeat(n)});

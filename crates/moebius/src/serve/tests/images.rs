@@ -157,6 +157,39 @@ async fn markers_become_images() {
     server.idle().await;
 }
 
+/// `/v1/completions` takes the same prompts.
+#[tokio::test]
+async fn completions_see_images_in_place_of_markers() {
+    let server = server();
+    let prompt = json!({"prompt_string": "See <__media__>: what?", "multimodal_data": [image("odd")]});
+    let ask = |prompt: &Value, more: Value| {
+        let mut body = json!({"prompt": prompt, "max_tokens": 6, "n_predict": 6, "temperature": 0});
+        more.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
+        body
+    };
+    let llama = server.ask("/completion", &ask(&prompt, json!({}))).await;
+    let said = llama["content"].as_str().expect("text");
+    let many = ask(&json!([prompt, "See : what?"]), json!({"n": 2, "logprobs": 1}));
+    let many = server.ask("/v1/completions", &many).await;
+    assert_eq!([&many["choices"][0]["text"], &many["choices"][1]["text"]], [said; 2], "{many}");
+    assert_ne!(many["choices"][0]["logprobs"], many["choices"][2]["logprobs"]);
+    let echo = server.ask("/v1/completions", &ask(&prompt, json!({"echo": true}))).await;
+    assert_eq!(echo["choices"][0]["text"], format!("See <__media__>: what?{said}"));
+    assert_eq!(echo["usage"]["prompt_tokens"], llama["tokens_evaluated"]);
+    let mut two = prompt.clone();
+    two["prompt_string"] = "<__media__><__media__>".into();
+    for (body, why) in [
+        (ask(&prompt, json!({"echo": true, "logprobs": 0})), "no log-probabilities"),
+        (ask(&prompt, json!({"suffix": "end"})), "FIM"),
+        (ask(&two, json!({})), "has 1 entries for 2 markers"),
+        (ask(&json!([[1], {"prompt_string": 5}]), json!({})), "`prompt[1].prompt_string` must be a string"),
+    ] {
+        let (status, answer) = server.post("/v1/completions", &body).await.json().await;
+        assert!(status == StatusCode::BAD_REQUEST && answer.to_string().contains(why), "{why}: {answer}");
+    }
+    server.idle().await;
+}
+
 #[tokio::test]
 async fn what_is_no_image_is_refused() {
     let server = server();

@@ -3,7 +3,10 @@
 use axum::http::HeaderValue;
 use serde_json::{Value, json};
 
+use super::super::common::Conversations;
+use super::super::keys::Keys;
 use super::{Server, chat};
+use crate::load::open;
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -269,4 +272,38 @@ async fn numbers_are_short() {
         let digits = text.split(|c: char| !c.is_ascii_digit() && c != '.').filter(|word| word.contains('.'));
         assert!(digits.clone().all(|word| word.len() < 10), "{path}: {text}");
     }
+}
+
+/// A gap is filled between the marks that a file's keys name; an echo is the client's text without them.
+#[tokio::test]
+async fn gaps_are_filled() {
+    let mut model = open(None).expect("embedded model");
+    let meta = std::sync::Arc::get_mut(&mut model.checkpoint).expect("one owner").meta_mut();
+    for (i, name) in ["pre", "suf", "mid", "rep", "sep"].into_iter().enumerate() {
+        meta.set(&format!("tokenizer.ggml.fim_{name}_token_id"), checkpoint::Value::U32(8000 + i as u32));
+    }
+    let server = Server::on(model, 2, 4, Keys::default(), 256, Conversations::default());
+    let tokens = async |text: &str| {
+        server.ask("/tokenize", &json!({"content": text})).await["tokens"].as_array().expect("tokens").len()
+    };
+    let parts = tokens("Once upon a time").await + tokens("The end.").await;
+    let gap = |more: Value| {
+        let mut body = json!({"input_prefix": "Once upon a time", "input_suffix": "The end.", "n_predict": 4});
+        more.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
+        body
+    };
+    let count = |answer: &Value| answer["tokens_evaluated"].as_u64().expect("a count") as usize;
+    assert_eq!(count(&server.ask("/infill", &gap(json!({}))).await), parts + 3);
+    let files = json!([{"filename": "a.txt", "text": "hello"}, {"text": "no name"}]);
+    let with_files = server.ask("/infill", &gap(json!({"input_extra": files}))).await;
+    let n_files = tokens("project\n").await
+        + tokens("a.txt\nhello\n").await
+        + tokens("tmp\nno name\n").await
+        + tokens("current\n").await;
+    assert_eq!(count(&with_files), parts + n_files + 3 + 4, "{with_files}");
+    let body = json!({"prompt": "Once upon a time", "suffix": "The end.", "echo": true, "max_tokens": 4});
+    let answer = server.ask("/v1/completions", &body).await;
+    assert_eq!(answer["usage"]["prompt_tokens"], parts + 3);
+    let text = answer["choices"][0]["text"].as_str().expect("text");
+    assert!(text.starts_with("Once upon a time") && !text.contains("The end."), "{text}");
 }
