@@ -112,4 +112,5 @@ def main():
             print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -11,6 +11,12 @@ experts that no token reached.
 
 Models are handed out quantised more often than not. Their weights lie on a grid that encoders of the same type find
 again, so they get noise of half their type's error first: the model with noise is the original of the table.
+
+With --caches the table is of KV cache types against f16, by depth, on one text:
+
+    v/bin/python tools/kl_table.py MODEL.gguf MEASURE.txt --caches q8_0 q4_0 k=q8_0,v=q4_0 --depths 512 2048
+
+Each row names the text's token at which the KL is worst, its window (from 1 on) and the tokens before it there.
 """
 import argparse
 import ctypes
@@ -104,13 +110,38 @@ def encoded_by_ggml(ggml, original, ours, path, means):
         tensor.data[...] = np.concatenate(list(parts)).reshape(tensor.data.shape)
 
 
+def compare(args, base, other, *flags, depth=512):
+    """What `moebius compare` finds, and cells of it: mean KL, same top token, worst token."""
+    found = json.loads(call(args.moebius, "compare", "-m", base, "-m", other, "-f", args.texts[-1], "-c", depth,
+                            "--chunks", args.chunks, "-t", args.threads, "--json", *flags))
+    worst = found["worst"]
+    token = "the end" if worst["token"] is None else f"`{json.dumps(worst['token'], ensure_ascii=False)}`"
+    return (f"{found['kl_mean']['value']:.4f} ± {found['kl_mean']['error']:.4f}",
+            f"{100 * found['same_top']['value']:.1f} %",
+            f"{found['kl_max']:.3g} at {token} ({worst['window']}: {worst['position']})")
+
+
+def caches(args):
+    """The table of cache types. Weights become BF16 first, so that no activation is rounded to 8 bits."""
+    original = args.room / f"{args.model.stem}-bf16.gguf"
+    if not original.exists():
+        call(args.moebius, "quantize", args.model, original, "--type", "BF16", "--allow-requantize")
+    print("| depth | cache | KL mean | same top token | worst token |\n|---:|---|---:|---:|---|", flush=True)
+    for depth in args.depths:
+        for kind in args.caches:
+            cells = compare(args, original, original, "--other-cache-type", kind, depth=depth)
+            print(f"| {depth:,} | {kind} | {' | '.join(cells)} |", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=pathlib.Path)
-    parser.add_argument("calibrate", type=pathlib.Path, help="text for the importances")
-    parser.add_argument("measure", type=pathlib.Path, help="another text, for the KL")
+    parser.add_argument("texts", type=pathlib.Path, nargs="+",
+                        help="a text for the importances and another for the KL; of caches that alone")
     parser.add_argument("--types", default="Q4_K_M,Q3_K_M,Q2_K,IQ4_XS")
-    parser.add_argument("--chunks", type=int, default=24, help="windows of 512 tokens that are measured")
+    parser.add_argument("--chunks", type=int, default=24, help="windows that are measured")
+    parser.add_argument("--caches", nargs="+", help="the table of these KV cache types")
+    parser.add_argument("--depths", type=int, nargs="+", default=[512], help="tokens of a window, of caches")
     parser.add_argument("--calibrate-chunks", type=int, default=48)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-imatrix", action="store_true", help="the table without importances")
@@ -118,10 +149,14 @@ def main():
     parser.add_argument("--ggml", type=pathlib.Path, help="xllamacpp's library; the installed one when left out")
     parser.add_argument("--room", type=pathlib.Path, default=ROOT / "target" / "kl", help="folder for the files")
     args = parser.parse_args()
+    if len(args.texts) != (1 if args.caches else 2):
+        parser.error("caches take one text, types take two")
+    args.room.mkdir(parents=True, exist_ok=True)
+    if args.caches:
+        return caches(args)
     if args.ggml is None:
         args.ggml = next(pathlib.Path(importlib.util.find_spec("xllamacpp").origin).parent.glob("*.so"))
     ggml, program = Ggml(args.ggml), args.moebius
-    args.room.mkdir(parents=True, exist_ok=True)
     original = args.model
     if any(t.tensor_type.name not in PLAIN for t in gguf.GGUFReader(original).tensors):
         original = args.room / f"{args.model.stem}-noise.gguf"
@@ -129,23 +164,19 @@ def main():
             with_noise(program, args.model, original)
     imatrix, means = args.room / f"{args.model.stem}.imatrix.gguf", {}
     if not args.no_imatrix:
-        call(program, "imatrix", "-m", original, "-f", args.calibrate, "-o", imatrix,
+        call(program, "imatrix", "-m", original, "-f", args.texts[0], "-o", imatrix,
              "--chunks", args.calibrate_chunks, "-t", args.threads)
         means = importances(imatrix)
-    print("| type | bits a weight | Moebius | ggml | same top token | |\n|---|---:|---:|---:|---:|---:|", flush=True)
+    print("| type | bits a weight | Moebius | ggml | same top token | | worst token of Moebius | of ggml |\n"
+          "|---|---:|---:|---:|---:|---:|---|---|", flush=True)
     for kind in args.types.split(","):
         ours, theirs = args.room / "moebius.gguf", args.room / "ggml.gguf"
         with_means = [] if args.no_imatrix else ["--imatrix", imatrix]
         said = json.loads(call(program, "quantize", original, ours, "--type", kind, *with_means, "--json"))
         encoded_by_ggml(ggml, original, ours, theirs, means)
-        ours, theirs = (
-            json.loads(call(program, "compare", "-m", original, "-m", quant, "-f", args.measure, "-c", 512,
-                            "--chunks", args.chunks, "-t", args.threads, "--json"))
-            for quant in (ours, theirs))
-        kl = lambda one: f"{one['kl_mean']['value']:.4f} ± {one['kl_mean']['error']:.4f}"
-        top = lambda one: f"{100 * one['same_top']['value']:.1f} %"
-        print(f"| {kind} | {said['bits_per_weight']:.2f} | {kl(ours)} | {kl(theirs)} | {top(ours)} | {top(theirs)} |",
-              flush=True)
+        pairs = zip(*(compare(args, original, quant) for quant in (ours, theirs)))
+        cells = " | ".join(cell for pair in pairs for cell in pair)
+        print(f"| {kind} | {said['bits_per_weight']:.2f} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

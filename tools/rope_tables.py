@@ -32,7 +32,7 @@ rope.torch = types.SimpleNamespace(
 POSITIONS = [1, 4095, 32768, 131071, 262143]
 
 
-def case(name, function, d_head, base, n_ctx, **parameters):
+def case(name, function, d_head, base, n_ctx, seq_len=None, **parameters):
     config = types.SimpleNamespace(
         head_dim=d_head,
         hidden_size=d_head,
@@ -41,7 +41,7 @@ def case(name, function, d_head, base, n_ctx, **parameters):
         rope_parameters={"rope_theta": base, "rope_type": name, **parameters},
         standardize_rope_params=lambda: None,
     )
-    inv_freq, factor = function(config)
+    inv_freq, factor = function(config, seq_len=seq_len)
     angles = np.outer(POSITIONS, np.asarray(inv_freq))
     return {
         "rule": name,
@@ -60,6 +60,7 @@ def case(name, function, d_head, base, n_ctx, **parameters):
 
 def main():
     yarn, linear = rope._compute_yarn_parameters, rope._compute_linear_scaling_rope_parameters
+    dynamic = rope._compute_dynamic_ntk_parameters
     orig = "original_max_position_embeddings"
     cases = [
         case("yarn", yarn, 32, 1e6, 32768, factor=4.0, **{orig: 32768}),
@@ -67,6 +68,9 @@ def main():
         case("yarn", yarn, 32, 5e6, 40960, factor=8.0, **{orig: 32768}),
         case("linear", linear, 32, 1e4, 65536, factor=4.0),
         case("linear", linear, 32, 1e6, 32768, factor=8.0),
+        case("dynamic", dynamic, 32, 1e4, 32768, seq_len=65536, factor=2.0),
+        case("dynamic", dynamic, 32, 1e6, 4096, seq_len=6144, factor=1.5),
+        case("dynamic", dynamic, 32, 5e5, 32768, seq_len=262144, factor=8.0),
     ]
     print("[" + ",\n".join(json.dumps(case) for case in cases) + "]")
 

@@ -52,7 +52,7 @@ pub fn stretch(checkpoint: &mut Checkpoint, stretch: arch::Stretch) -> Result<pl
     let before = build(checkpoint)?;
     arch::stretch(checkpoint, stretch)?;
     let after = build(checkpoint)?;
-    match before.ropes == after.ropes {
+    match before.ropes == after.ropes && after.long_ropes.is_none() {
         true => Err(Error::Key {
             file: checkpoint.name().into(),
             key: "rope.scaling.type".into(),

@@ -268,12 +268,14 @@ pub struct RopeDecl {
 /// Number of axes of a position.
 pub const N_AXES: usize = 3;
 
-/// Rotary embeddings that replace a plan's own in longer contexts (LongRoPE). A sequence cannot change them on its way,
-/// since the keys in its cache are rotated: the context that a program is compiled for decides.
+/// Rotary embeddings that replace a plan's own in longer contexts (LongRoPE, dynamic NTK). A sequence cannot change
+/// them on its way, since the keys in its cache are rotated: the context that a program is compiled for decides.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LongRopes {
     /// The longest context of the plan's own.
     pub n_ctx: usize,
+    /// The longest context that these are made for.
+    pub n_ctx_max: usize,
     /// One for each of the plan's, of the same form.
     pub ropes: Vec<RopeDecl>,
 }
@@ -671,6 +673,11 @@ impl Plan {
             Some(long) if max_positions > long.n_ctx => &long.ropes,
             _ => &self.ropes,
         }
+    }
+
+    /// The longest context that the model is made for, by training or by its scaling rule.
+    pub fn n_ctx_max(&self) -> usize {
+        self.long_ropes.as_ref().map_or(0, |long| long.n_ctx_max).max(self.n_ctx_train)
     }
 
     /// Declaration of a cache of this plan.

@@ -1,8 +1,8 @@
 //! Rotary frequencies: from the keys of a scaling rule to the table and factor of a [`RopeDecl`].
 //!
 //! All in f64; backends apply the table to positions and heads. Sources: RoFormer (arXiv 2104.09864), linear
-//! interpolation (arXiv 2306.15595), YaRN (arXiv 2309.00071), Gemma 4's own code. Llama 3's rule comes as divisors in
-//! GGUF files.
+//! interpolation (arXiv 2306.15595), YaRN (arXiv 2309.00071), dynamic NTK (transformers), Gemma 4's own code. Llama 3's
+//! rule comes as divisors in GGUF files.
 
 use std::f64::consts::PI;
 
@@ -103,6 +103,16 @@ pub fn growing(growth: Growth, d_head: usize) -> Option<RopeDecl> {
         pairing: RopePairing::Half,
         axes: Vec::new(),
     })
+}
+
+/// Returns the rotary embedding of dynamic NTK scaling at the longest context that it is made for, `factor` times the
+/// first one. There the base is multiplied by `(factor² - (factor - 1))^(d / (d - 2))`, `d` dims being rotated.
+pub fn dynamic(rope: &RopeDecl, factor: f64) -> RopeDecl {
+    let (n_pairs, growth) = (rope.inv_freq.len(), factor * factor - (factor - 1.0));
+    // Of one pair, which turns at speed 1 whatever the base, the share is 0 / 0.
+    let fall = |i: usize| libm::pow(growth, -(i as f64) / (n_pairs.max(2) - 1) as f64);
+    let inv_freq = rope.inv_freq.iter().enumerate().map(|(i, f)| f * fall(i)).collect();
+    RopeDecl { inv_freq, ..rope.clone() }
 }
 
 /// Returns LongRoPE's factor on cosine and sine for a context that was stretched from `n_ctx_orig`.

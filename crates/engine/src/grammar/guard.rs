@@ -23,6 +23,9 @@ pub(crate) struct Guard {
     row: Vec<f32>,
     /// The number that the text under the grammar ends in, where schemas are part of it.
     numbers: Option<Numbers>,
+    /// Tokens that must follow, on their way, where they are asked for.
+    forced: Option<Receiver<Vec<u32>>>,
+    finds_forced: bool,
     /// What ends the work on its masks.
     handle: Option<CancellationHandle>,
     /// When the mask on its way was first needed.
@@ -92,6 +95,8 @@ impl Guard {
             tail: Vec::new(),
             row: Vec::new(),
             numbers: None,
+            forced: None,
+            finds_forced: false,
             handle: None,
             due: None,
             record: Record::default(),
@@ -148,6 +153,24 @@ impl Guard {
             State::Waiting { .. } | State::Taking { .. } | State::Masked { .. } => true,
             State::Free | State::Ready { .. } | State::Finished => false,
         }
+    }
+
+    /// Has the tokens found that must follow, with each mask from the next one on.
+    pub fn find_forced(&mut self) {
+        self.finds_forced = true;
+    }
+
+    /// Returns the tokens that must follow as far as they are known, once for each mask; none where something else may.
+    /// Waits as [`Guard::ready`], unless the last mask was slow. They are guesses: the masks decide.
+    pub fn forced(&mut self, patience: &mut Duration) -> Vec<u32> {
+        let Some(forced) = self.forced.take() else { return Vec::new() };
+        if !self.is_waited_for() || !matches!(self.state, State::Waiting { open: None, .. }) {
+            return Vec::new();
+        }
+        let asked = Instant::now();
+        let found = forced.recv_timeout(*patience).unwrap_or_default();
+        *patience = patience.saturating_sub(asked.elapsed());
+        found
     }
 
     /// Returns whether a step that has other sequences waits for its mask: not when the last one was slow.
@@ -310,8 +333,9 @@ impl Guard {
         if let State::Ready { matcher, .. } = std::mem::replace(&mut self.state, State::Finished) {
             self.follow(token);
             self.handle = matcher.cancellation_handle();
+            self.forced = None;
             let ((tell, taken), (reply, mask)) = (sync_channel(1), sync_channel(1));
-            let job = Job { matcher, token: Some((token, tell)), reply };
+            let job = Job { matcher, token: Some((token, tell)), forced: None, reply };
             let progress = self.constraint.grammar.masks.begin(job, self.record)?;
             self.state = State::Taking { taken, mask, progress };
         }
@@ -429,7 +453,9 @@ impl Guard {
     fn ask(&mut self, matcher: Box<Matcher>, open: Option<u32>) -> Result<State, Error> {
         self.handle = matcher.cancellation_handle();
         let (reply, mask) = sync_channel(1);
-        let job = Job { matcher, token: None, reply };
+        let (tell, forced) = sync_channel(1);
+        self.forced = self.finds_forced.then_some(forced);
+        let job = Job { matcher, token: None, forced: self.finds_forced.then_some(tell), reply };
         let progress = self.constraint.grammar.masks.begin(job, self.record)?;
         Ok(State::Waiting { mask, progress, open })
     }

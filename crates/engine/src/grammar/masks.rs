@@ -28,6 +28,8 @@ pub(super) struct Job {
     pub matcher: Box<Matcher>,
     /// A token to be taken before, and who hears whether nothing can follow.
     pub token: Option<(u32, SyncSender<Taken>)>,
+    /// Who hears, before the mask is computed, which tokens must follow.
+    pub forced: Option<SyncSender<Vec<u32>>>,
     pub reply: SyncSender<Mask>,
 }
 
@@ -204,7 +206,7 @@ impl Threads {
     }
 
     fn compute(&self, Begun { job, progress }: Begun) {
-        let Job { mut matcher, token, reply } = job;
+        let Job { mut matcher, token, forced, reply } = job;
         progress.begun.get_or_init(Instant::now);
         let (tokens, took) = progress.work.run(|| {
             (self.delay)();
@@ -216,6 +218,10 @@ impl Threads {
                 if !goes_on {
                     return None;
                 }
+            }
+            if let Some(forced) = forced {
+                // The mask takes up what this found.
+                let _ = forced.send(matcher.compute_ff_tokens());
             }
             Some(matcher.compute_mask().map_err(|e| first_line(&e)))
         });

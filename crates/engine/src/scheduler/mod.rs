@@ -6,9 +6,10 @@
 //! are the halves of a step: between them a device computes while the caller delivers the events of the step before.
 //!
 //! # Drafts
-//! A [`Drafter`] guesses tokens behind the last of a sequence that decodes; the step computes them with it, and the
-//! sampler works through their rows as long as it chooses what was guessed. So random numbers, grammars and texts move
-//! on token by token as they do without drafts, and nothing of them is taken back. What is taken back is memory: only
+//! A [`Drafter`] guesses tokens after the last of a sequence that decodes; where its grammar forces tokens, these take
+//! the place of guesses. The step computes them with it, and the sampler works through their rows as long as it chooses
+//! what was guessed. So random numbers, grammars and texts move on token by token as they do without drafts, and
+//! nothing of them is taken back. What is taken back is memory: only
 //! the positions of accepted tokens count as computed, and [`backend::Drafts::commit`] moves the recurrent states past
 //! those. The model's own head drafts, too, where it has one ([`Engine::set_head`]), and so may a smaller model
 //! ([`Engine::set_draft_model`]). How many drafts a step has is fixed, or decided by what they gain
@@ -398,6 +399,9 @@ impl Engine {
             request.stop_tokens.extend(ends);
         }
         let mut sequence = Sequence::new(id, request, self.vocabulary.clone(), self.context, &self.memory)?;
+        if self.drafter.is_some() && self.max_draft > 0 {
+            sequence.find_forced();
+        }
         if self.drafter.is_some() || self.head.is_some() || self.model.is_some() {
             sequence.reserve_drafts(self.max_draft);
             sequence.ahead.reserve(self.max_draft, self.head.as_ref().map_or(0, Head::d_model));
@@ -717,7 +721,9 @@ impl Engine {
                     }
                     match (&mut self.payoff, bill) {
                         (Some(payoff), Some(bill)) => {
-                            payoff.charge(&mut sequence.account, bill, first.n_draft as usize, n_accepted)
+                            // Tokens that were forced say nothing of guesses.
+                            let n_drafted = if sequence.is_forced() { 0 } else { first.n_draft as usize };
+                            payoff.charge(&mut sequence.account, bill, n_drafted, n_accepted)
                         }
                         _ => sequence.account.rest(),
                     }

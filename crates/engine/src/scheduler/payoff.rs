@@ -72,6 +72,11 @@ impl Account {
         }
     }
 
+    /// Whether it has more than looking for forced tokens may cost.
+    pub fn is_sound(&self) -> bool {
+        self.credit > CREDIT / 2.0
+    }
+
     /// A token that no draft had to do with.
     pub fn rest(&mut self) {
         self.credit = (self.credit + REGAIN).min(CREDIT);
@@ -84,18 +89,21 @@ pub(super) struct Candidate {
     pub account: Account,
     /// Largest number of its drafts.
     pub max: usize,
+    /// Its first drafts that its grammar forces: these are right.
+    pub n_sure: usize,
     /// Drafts that it is to have.
     pub n: usize,
 }
 
 impl Candidate {
     pub fn new(account: Account, max: usize) -> Candidate {
-        Candidate { account, max: max.min(MAX_DRAFT), n: 0 }
+        Candidate { account, max: max.min(MAX_DRAFT), n_sure: 0, n: 0 }
     }
 
     /// How often its next draft becomes a token; 0 where it has no more.
     fn next(&self) -> f64 {
-        if self.n < self.max { self.account.odds[..=self.n].iter().product() } else { 0.0 }
+        let first = self.n_sure.min(self.n + 1);
+        if self.n < self.max { self.account.odds[first..=self.n].iter().product() } else { 0.0 }
     }
 }
 

@@ -1,9 +1,14 @@
 //! What the next step computes: how many tokens of which sequences, with which pages, and the batch of them.
 
 use super::pace::Company;
+use std::time::Duration;
+
 use super::payoff::{Candidate, MAX_COMPANY};
 use super::sequence::Sequence;
 use super::{Engine, ranks_before};
+
+/// How long a step waits in all for the tokens that grammars force. They take some microseconds, as masks do.
+const FORCED_PATIENCE: Duration = Duration::from_millis(1);
 
 impl Engine {
     /// Decides how many tokens of which sequences the step computes, and gives them pages.
@@ -14,11 +19,12 @@ impl Engine {
         let mut budget = self.budget;
         let mut n_spare = self.spare_for_drafts();
         let mut n_rows = self.spare_rows();
+        let mut patience = FORCED_PATIENCE;
         self.is_restoring = false;
         let mut i = 0;
         while i < self.running.len() && budget > 0 {
             if self.running[i].remaining() == 1 {
-                let n_drafts = self.draft(i, n_spare);
+                let n_drafts = self.draft(i, n_spare, &mut patience);
                 n_spare -= n_drafts;
                 n_rows -= n_drafts;
                 budget -= self.plan_chunk(i, 1, &mut n_rows);
@@ -132,15 +138,18 @@ impl Engine {
     }
 
     /// Guesses up to `max` tokens behind the last of a sequence; returns how many.
-    fn draft(&mut self, i: usize, max: usize) -> usize {
+    fn draft(&mut self, i: usize, max: usize, patience: &mut Duration) -> usize {
         let has_ahead = self.has_ahead();
         let sequence = &mut self.running[i];
         let room = self.memory.draft_room(&sequence.held, self.options.prefix_cache);
         let max = max.min(self.max_draft).min(room);
         match &mut self.drafter {
             _ if has_ahead || self.payoff.is_some() => sequence.take_guesses(max),
-            Some(drafter) => sequence.draft(&mut **drafter, max, self.n_vocab),
-            None => 0,
+            Some(drafter) if max > 0 => {
+                sequence.look_ahead(patience);
+                sequence.draft(&mut **drafter, max, self.n_vocab)
+            }
+            _ => sequence.take_guesses(0),
         }
     }
 
@@ -153,18 +162,29 @@ impl Engine {
         self.running.iter_mut().for_each(|sequence| {
             sequence.allowed = 0;
             sequence.ahead.guesses.clear();
+            sequence.forced.clear();
         });
         let n_decoding = self.running.iter().filter(|s| s.remaining() == 1).count();
         let may_admit = !self.waiting.is_empty() && self.running.len() < self.options.max_running;
         let has_prompts = may_admit || self.running.iter().any(|s| s.remaining() > 1);
         let n_spare = self.spare_for_drafts();
         if n_decoding <= MAX_COMPANY && !has_prompts && n_spare > 0 {
-            let is_decoding = |&i: &usize| self.running[i].remaining() == 1;
             let mut candidates = std::mem::take(&mut self.candidates);
+            let mut patience = FORCED_PATIENCE;
             candidates.clear();
-            candidates.extend((0..self.running.len()).filter(is_decoding).map(|i| {
-                Candidate::new(self.running[i].account, self.most_drafts(i, self.max_draft.min(n_spare), has_head))
-            }));
+            for i in 0..self.running.len() {
+                if self.running[i].remaining() == 1 {
+                    let max = self.most_drafts(i, self.max_draft.min(n_spare), has_head);
+                    let mut candidate = Candidate::new(self.running[i].account, max);
+                    // What looking costs is in the account, too.
+                    if !has_ahead && max > 0 && candidate.account.is_sound() {
+                        let began = (self.clock)();
+                        candidate.n_sure = self.running[i].look_ahead(&mut patience);
+                        self.drafting += (self.clock)().saturating_duration_since(began).as_secs_f64();
+                    }
+                    candidates.push(candidate);
+                }
+            }
             payoff.choose(&mut candidates, n_spare, has_ahead);
             let decoding = self.running.iter_mut().filter(|s| s.remaining() == 1);
             if let (false, Some(drafter)) = (has_ahead, &mut self.drafter)
@@ -177,7 +197,7 @@ impl Engine {
                         _ => sequence.draft_ahead(&mut **drafter, candidate.max, self.n_vocab),
                     };
                 }
-                self.drafting = (self.clock)().saturating_duration_since(began).as_secs_f64();
+                self.drafting += (self.clock)().saturating_duration_since(began).as_secs_f64();
                 payoff.choose(&mut candidates, n_spare, false);
             }
             for (sequence, candidate) in self.running.iter_mut().filter(|s| s.remaining() == 1).zip(&candidates) {

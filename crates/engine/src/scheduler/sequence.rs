@@ -64,6 +64,9 @@ pub(super) struct Sequence {
     pub urgency: usize,
     /// Drafts behind the planned tokens, which are computed with them.
     drafts: Vec<u32>,
+    /// Tokens that its grammar forces next, as far as they are known; and whether its drafts are those.
+    pub forced: Vec<u32>,
+    is_forced: bool,
     /// What the model's own head or the draft model drafts of it.
     pub ahead: Ahead,
     /// What drafts have cost it, where their number is decided by that.
@@ -153,6 +156,8 @@ impl Sequence {
             share: 0,
             urgency: 0,
             drafts: Vec::new(),
+            forced: Vec::new(),
+            is_forced: false,
             ahead: Ahead::default(),
             account: Account::default(),
             allowed: 0,
@@ -258,6 +263,22 @@ impl Sequence {
         self.drafts.reserve_exact(n);
     }
 
+    /// Has the tokens found that its grammar forces, for [`Sequence::look_ahead`].
+    pub fn find_forced(&mut self) {
+        self.guard.iter_mut().for_each(|guard| guard.find_forced());
+    }
+
+    /// Looks which tokens its grammar forces next; returns how many. Waits as long as `patience` lasts.
+    pub fn look_ahead(&mut self, patience: &mut Duration) -> usize {
+        self.forced = self.guard.as_mut().map_or_else(Vec::new, |guard| guard.forced(patience));
+        self.forced.len()
+    }
+
+    /// Whether the drafts of its step are tokens that its grammar forces.
+    pub fn is_forced(&self) -> bool {
+        self.is_forced
+    }
+
     /// Drafts that its answer has room for: its last token is never computed, and the step gives a token more than it
     /// has drafts.
     pub fn room_for_drafts(&self) -> usize {
@@ -272,17 +293,20 @@ impl Sequence {
         n
     }
 
-    /// Guesses up to `max` of the tokens that follow, as drafts of the step; returns how many.
+    /// Guesses up to `max` of the tokens that follow, as drafts of the step: those that its grammar forces, else the
+    /// drafter's. Returns how many.
     pub fn draft(&mut self, drafter: &mut dyn Drafter, max: usize, n_vocab: usize) -> usize {
         let max = max.min(self.room_for_drafts());
-        guess(&self.tokens, drafter, max, n_vocab, &mut self.drafts);
+        self.is_forced = guess(&self.tokens, &self.forced, drafter, max, n_vocab, &mut self.drafts);
+        self.forced.clear();
         self.drafts.len()
     }
 
     /// As [`Sequence::draft`], for [`Sequence::take_guesses`].
     pub fn draft_ahead(&mut self, drafter: &mut dyn Drafter, max: usize, n_vocab: usize) -> usize {
         let max = max.min(self.room_for_drafts());
-        guess(&self.tokens, drafter, max, n_vocab, &mut self.ahead.guesses);
+        self.is_forced = guess(&self.tokens, &self.forced, drafter, max, n_vocab, &mut self.ahead.guesses);
+        self.forced.clear();
         self.ahead.guesses.len()
     }
 
@@ -750,12 +774,24 @@ impl Sequence {
     }
 }
 
-/// Has up to `max` of the tokens that follow `tokens` guessed, without what is outside the vocabulary.
-fn guess(tokens: &[u32], drafter: &mut dyn Drafter, max: usize, n_vocab: usize, out: &mut Vec<u32>) {
+/// Has up to `max` of the tokens that follow `tokens` guessed, without what is outside the vocabulary; returns whether
+/// they are `forced`, of which there may be none.
+fn guess(
+    tokens: &[u32],
+    forced: &[u32],
+    drafter: &mut dyn Drafter,
+    max: usize,
+    n_vocab: usize,
+    out: &mut Vec<u32>,
+) -> bool {
     out.clear();
     if max > 0 {
-        drafter.draft(tokens, max, out);
+        match forced {
+            [] => drafter.draft(tokens, max, out),
+            forced => out.extend(forced.iter().take(max)),
+        }
         let known = out.iter().take(max).take_while(|&&id| (id as usize) < n_vocab).count();
         out.truncate(known);
     }
+    !forced.is_empty()
 }

@@ -577,6 +577,16 @@ impl<'a> Keys<'a> {
         Ok(rope::table(d, base, None, scaling, pairing))
     }
 
+    /// Returns the context before and the factor of dynamic NTK scaling, where the file has it; `alpha` is not it.
+    pub fn dynamic(&self) -> Result<Option<(usize, f64)>, Error> {
+        let keys = RopeKeys { keys: *self, sections: ROPE_SECTIONS };
+        if keys.kind()? != Some("dynamic") || keys.opt_positive(ROPE_ALPHA)?.is_some() {
+            return Ok(None);
+        }
+        let factor = keys.not_negative(FACTOR, 0.0)?;
+        Ok(if factor > 1.0 { Some((keys.n_ctx_orig()?, factor)) } else { None })
+    }
+
     /// Returns what scales queries `d_head` wide by their position, where something does.
     pub fn growth(&self, d_head: usize) -> Result<Option<RopeDecl>, Error> {
         let keys = RopeKeys { keys: *self, sections: ROPE_SECTIONS };
@@ -830,8 +840,7 @@ impl RopeKeys<'_> {
         match self.kind()? {
             // mrope places images; text has the same position in every section.
             Some("none" | "default" | "mrope") => Ok(Scaling::None),
-            // With `alpha` the base says it all. Without, it is that of the file up to the trained context, and would
-            // depend on each sequence's length beyond.
+            // With `alpha` the base says it all. Without, contexts beyond the first have another table.
             Some("dynamic") => Ok(Scaling::None),
             None | Some("linear") => Ok(if factor == 1.0 { Scaling::None } else { Scaling::Linear { factor } }),
             Some("proportional") => {

@@ -238,7 +238,8 @@ pub(crate) fn build(checkpoint: &Checkpoint, drafts: bool) -> Result<ValidPlan, 
     match ARCHS.iter().find(|arch| names(arch).contains(&name)) {
         Some(arch) => {
             let drafting = DRAFTING.iter().find(|(of, _)| drafts && arch.gguf.first() == Some(of));
-            drafting.map_or(arch.build, |(_, build)| *build)(checkpoint).and_then(ValidPlan::new)
+            let plan = drafting.map_or(arch.build, |(_, build)| *build)(checkpoint)?;
+            ValidPlan::new(stretch::dynamic(checkpoint, plan)?)
         }
         None => Err(Error::Architecture {
             file: checkpoint.name().into(),

@@ -3,6 +3,9 @@
 
 use checkpoint::{Checkpoint, Value};
 
+use crate::plan::{LongRopes, Plan, RopeDecl};
+use crate::rope;
+
 use super::keys::{FACTOR, Keys, MAX_CONTEXT, N_CTX_ORIG, N_CTX_TRAIN, ROPE_FREQS, ROPE_LONG, ROPE_SECTIONS, SCALING};
 use crate::error::Error;
 
@@ -13,6 +16,8 @@ pub enum StretchRule {
     Linear,
     /// YaRN (arXiv 2309.00071), with its authors' parameters or those of the file.
     Yarn,
+    /// Dynamic NTK: contexts beyond the trained one have the base of the longest.
+    Dynamic,
 }
 
 impl StretchRule {
@@ -21,6 +26,7 @@ impl StretchRule {
         match self {
             StretchRule::Linear => "linear",
             StretchRule::Yarn => "yarn",
+            StretchRule::Dynamic => "dynamic",
         }
     }
 }
@@ -36,6 +42,21 @@ pub struct Stretch {
     pub n_ctx_orig: Option<usize>,
 }
 
+/// Gives a plan the rotary embedding of longer contexts by dynamic NTK scaling, where the file has that rule. Layers
+/// that rotate differently keep what they have.
+pub(super) fn dynamic(checkpoint: &Checkpoint, mut plan: Plan) -> Result<Plan, Error> {
+    let Some((n_ctx, factor)) = Keys::new(checkpoint, &[]).dynamic()? else { return Ok(plan) };
+    let turns = |rope: &&RopeDecl| rope.inv_freq.iter().any(|&f| f != 0.0);
+    let mut turning = plan.ropes.iter().filter(turns);
+    let Some(first) = turning.next() else { return Ok(plan) };
+    if plan.long_ropes.is_none() && turning.all(|rope| rope.inv_freq == first.inv_freq) {
+        let ropes = plan.ropes.iter().map(|own| rope::dynamic(own, factor)).collect();
+        let n_ctx_max = (n_ctx as f64 * factor).min(MAX_CONTEXT as f64) as usize;
+        plan.long_ropes = Some(LongRopes { n_ctx, n_ctx_max, ropes });
+    }
+    Ok(plan)
+}
+
 /// Sets the scaling rule of a checkpoint, and the context that it gives.
 ///
 /// # Errors
@@ -46,7 +67,7 @@ pub(crate) fn stretch(checkpoint: &mut Checkpoint, stretch: Stretch) -> Result<(
     let refuse = |what: String| Err(keys.error_at(name(SCALING), what));
     let rule = stretch.rule.name();
     let own = keys.meta().opt_str(&name(SCALING))?;
-    let may_stay = |own: &&str| ["none", "default"].contains(own) || (*own == "yarn" && rule == "yarn");
+    let may_stay = |own: &&str| ["none", "default"].contains(own) || (*own == rule && rule != "linear");
     if let Some(own) = own.filter(|own| !may_stay(own)) {
         return refuse(format!("is {}, which {rule} cannot replace", crate::error::printable(own)));
     }

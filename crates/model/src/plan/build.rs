@@ -252,7 +252,8 @@ impl<'a> Builder<'a> {
 
     /// Returns the model's one rotary embedding, and notes the one that contexts beyond a length have in its place.
     pub fn long_rope(&mut self, rope: RopeDecl, long: Option<(usize, RopeDecl)>) -> Rope {
-        self.plan.long_ropes = long.map(|(n_ctx, rope)| LongRopes { n_ctx, ropes: vec![rope] });
+        let n_ctx_max = self.plan.n_ctx_train;
+        self.plan.long_ropes = long.map(|(n_ctx, rope)| LongRopes { n_ctx, n_ctx_max, ropes: vec![rope] });
         self.rope(rope)
     }
 

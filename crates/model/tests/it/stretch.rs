@@ -10,9 +10,9 @@ fn numbers(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
 }
 
-/// The one rotary embedding of a plan is that of a case.
-fn check(plan: &Plan, case: &Value, name: &str) {
-    let rope = &plan.ropes[0];
+/// The one rotary embedding of a plan for `n_ctx` positions is that of a case.
+fn check(plan: &Plan, n_ctx: u64, case: &Value, name: &str) {
+    let rope = &plan.ropes_for(n_ctx as usize)[0];
     let expected = numbers(&case["inv_freq"]);
     assert_eq!((plan.ropes.len(), rope.inv_freq.len()), (1, expected.len()), "{name}");
     for (found, expected) in rope.inv_freq.iter().zip(&expected) {
@@ -41,20 +41,32 @@ fn tables_are_those_of_transformers() {
         header.set("qwen3.context_length", n_ctx as u32).set("qwen3.rope.freq_base", base as f32);
         assert_eq!(case["d_head"], D_HEAD);
 
-        let kind = if rule == "yarn" { StretchRule::Yarn } else { StretchRule::Linear };
+        let rules = [StretchRule::Yarn, StretchRule::Linear, StretchRule::Dynamic];
+        let kind = rules.into_iter().find(|kind| kind.name() == rule).unwrap();
+        let n_orig_ctx = n_orig.unwrap_or(n_ctx);
+        let (n_max, plain) = ((n_orig_ctx as f64 * factor) as u64, model::build(&header.open()).unwrap());
+        // Dynamic NTK leaves contexts up to the first one as they are, and is the same beyond.
+        let check_all = |plan: &Plan, name: &str| {
+            let is_dynamic = kind == StretchRule::Dynamic;
+            assert_eq!(plan.ropes_for(n_orig_ctx as usize) == plain.ropes, is_dynamic, "{name}");
+            assert!(!is_dynamic || plan.n_ctx_max() as u64 == n_max, "{name}");
+            check(plan, n_max, case, name);
+            check(plan, n_orig_ctx + 1, case, name);
+        };
         let mut checkpoint = header.open();
         let n_ctx_orig = n_orig.map(|n| n as usize);
         let plan = model::stretch(&mut checkpoint, Stretch { rule: kind, factor, n_ctx_orig }).unwrap();
-        check(&plan, case, "said by a user");
-        assert_eq!(plan.n_ctx_train as f64, n_orig.unwrap_or(n_ctx) as f64 * factor);
+        check_all(&plan, "said by a user");
+        assert_eq!(plan.n_ctx_train as u64, n_max);
         // What is built of the checkpoint later is the same.
-        assert_eq!(model::build(&checkpoint).unwrap().ropes, plan.ropes);
+        let later = model::build(&checkpoint).unwrap();
+        assert_eq!((&later.ropes, &later.long_ropes), (&plan.ropes, &plan.long_ropes));
 
         header.set("qwen3.rope.scaling.type", rule).set("qwen3.rope.scaling.factor", factor as f32);
         if let Some(n) = n_orig {
             header.set("qwen3.rope.scaling.original_context_length", n as u32);
         }
-        check(&model::build(&header.open()).unwrap(), case, "said by the file");
+        check_all(&model::build(&header.open()).unwrap(), "said by the file");
     }
 }
 
@@ -66,6 +78,7 @@ fn what_cannot_be_stretched_says_so() {
     let cases: &[(Change, Stretch, &str)] = &[
         (|h| _ = h.set("qwen3.rope.scaling.type", "linear"), yarn, "is linear, which yarn cannot replace"),
         (|h| _ = h.set("qwen3.rope.scaling.type", "yarn"), linear, "is yarn, which linear cannot replace"),
+        (|h| _ = h.set("qwen3.rope.scaling.type", "dynamic"), yarn, "is dynamic, which yarn cannot replace"),
         (|_| (), Stretch { factor: 1e6, ..yarn }, "context_length: is 4096000000, expected 1 to 16777216"),
         (|_| (), Stretch { n_ctx_orig: Some(0), ..yarn }, "original_context_length: is 0, expected 1"),
     ];
@@ -82,11 +95,20 @@ fn what_cannot_be_stretched_says_so() {
     assert_eq!(model::stretch(&mut header.open(), yarn).unwrap().n_ctx_train, 8192);
 }
 
-/// Without `alpha`, a base that depends on the length is that of the file up to the trained context.
+/// A file's own factor may be said again, for its whole context; with `alpha` the base says it all.
 #[test]
-fn dynamic_bases_are_the_files_own() {
-    let plain = model::build(&Header::qwen3(2).open()).unwrap();
+fn dynamic_rules_of_files() {
+    let dynamic = Stretch { rule: StretchRule::Dynamic, factor: 2.0, n_ctx_orig: None };
     let mut header = Header::qwen3(2);
     header.set("qwen3.rope.scaling.type", "dynamic").set("qwen3.rope.scaling.factor", 2f32);
-    assert_eq!(model::build(&header.open()).unwrap().ropes, plain.ropes);
+    let own = model::build(&header.open()).unwrap();
+    assert_eq!((own.n_ctx_train, own.n_ctx_max()), (4096, 8192));
+    let said = model::stretch(&mut header.open(), dynamic).unwrap();
+    assert_eq!((said.n_ctx_train, &said.long_ropes), (8192, &own.long_ropes));
+    // Absurd factors give numbers, and factors that stretch nothing no table.
+    for (factor, n_ctx) in [(1e30, Some(1 << 24)), (1.0, None), (0.5, None), (0.0, None)] {
+        header.set("qwen3.rope.scaling.factor", factor as f32);
+        let plan = model::build(&header.open()).unwrap();
+        assert_eq!(plan.long_ropes.as_ref().map(|long| long.n_ctx_max), n_ctx, "{factor}");
+    }
 }

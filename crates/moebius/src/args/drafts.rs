@@ -43,7 +43,8 @@ pub enum DraftArg {
     /// The model's layer if it has one, else the text itself, as many as pay: their number follows from measured times
     /// and from how often drafts were right
     Auto,
-    /// The text itself: what followed its last tokens the last time. For answers that repeat their prompts
+    /// The text itself: what followed its last tokens the last time, for answers that repeat their prompts; or what a
+    /// JSON schema or grammar forces
     Ngram,
     /// The model's own layer for multi-token prediction, if it has one
     Mtp,

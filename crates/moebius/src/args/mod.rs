@@ -197,9 +197,10 @@ pub struct StepArgs {
     /// computes in f32, on numbers rounded to blocks
     #[arg(long, visible_alias = "kv", value_name = "TYPE", default_value_t)]
     pub cache_type: CacheType,
-    /// Stretch the context beyond the trained one: yarn=4 (YaRN) or linear=4, four times as long, for models whose file
-    /// does not say so; yarn=4,32768 where the context before is not what the file says. Texts of any length may get
-    /// worse: leave it off where they fit
+    /// Stretch the context beyond the trained one: yarn=4 (YaRN), linear=4 or dynamic=4 (NTK), four times as long, for
+    /// models whose file does not say so; yarn=4,32768 where the context before is not what the file says. Texts of any
+    /// length may get worse: leave it off where they fit. dynamic changes nothing where --ctx is within the context
+    /// before; beyond, it has the base of the longest context from the start
     #[arg(long, value_name = "RULE=FACTOR[,N]", value_parser = parse_stretch)]
     pub rope_scaling: Option<Stretch>,
     /// Weights to copy into huge pages (2 MB) instead of reading them from the mapped file

@@ -5,12 +5,13 @@ use model::plan::partition::MAX_PARTS;
 
 use super::DeviceList;
 
-/// Parses a rule that stretches contexts: `yarn=4`, `linear=2`, with the context before where one is given
+/// Parses a rule that stretches contexts: `yarn=4`, `linear=2`, `dynamic=2`, with the context before where one is given
 /// (`yarn=4,32768`).
 pub(super) fn parse_stretch(text: &str) -> Result<Stretch, String> {
-    let bad = || format!("{text} is not a rule, for example yarn=4, linear=2 or yarn=4,32768");
+    let bad = || format!("{text} is not a rule, for example yarn=4, linear=2, dynamic=2 or yarn=4,32768");
     let (rule, rest) = text.split_once('=').ok_or_else(bad)?;
-    let rule = [StretchRule::Yarn, StretchRule::Linear].into_iter().find(|r| r.name() == rule).ok_or_else(bad)?;
+    let mut rules = [StretchRule::Yarn, StretchRule::Linear, StretchRule::Dynamic].into_iter();
+    let rule = rules.find(|r| r.name() == rule).ok_or_else(bad)?;
     let (factor, n_ctx) = rest.split_once(',').map_or((rest, None), |(factor, n_ctx)| (factor, Some(n_ctx)));
     let factor: f64 = factor.parse().map_err(|_| bad())?;
     if !(factor > 1.0 && factor <= 1024.0) {
@@ -156,6 +157,7 @@ mod tests {
         for (text, expected) in [
             ("yarn=4", Some((StretchRule::Yarn, 4.0, None))),
             ("linear=1.5", Some((StretchRule::Linear, 1.5, None))),
+            ("dynamic=2", Some((StretchRule::Dynamic, 2.0, None))),
             ("yarn=4,32768", Some((StretchRule::Yarn, 4.0, Some(32768)))),
             ("yarn", None),
             ("ntk=4", None),

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use engine::tokenizer::{Encode, Tokenizer};
+use engine::tokenizer::{Decode, Encode, Tokenizer};
 use indicatif::ProgressStyle;
 use serde::Serialize;
 
@@ -31,7 +31,7 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     let n_ctx = args.engine.ctx.unwrap_or(DEFAULT_CTX);
     let mut windows = windows(&base, &args.file, n_ctx, args.chunks)?;
     let n_windows = windows.len();
-    ensure_like(&base, &other)?;
+    let tokenizer = ensure_like(&base, &other)?;
 
     let mut setup = EngineSetup::of(&args.engine, Prefer::Cpu)?;
     let other_device = match args.other_backend {
@@ -60,15 +60,16 @@ pub fn run(args: &CompareArgs) -> Result<()> {
         theirs.n_vocab()
     );
     let found = measure(&mut ours, &mut theirs, &mut windows, setup.device.kind.batch(&args.engine.step))?;
-    let report = found.report(n_windows, n_ctx);
+    let report = found.report(&tokenizer, n_windows, n_ctx);
     if args.json { out::json_line(&report) } else { report.print() }
 }
 
-/// Refuses models whose tokens are others; a few names may differ, which fine-tuning gives to spare tokens.
-fn ensure_like(base: &Model, other: &Model) -> Result<()> {
+/// Returns the base's tokenizer. Refuses models whose tokens are others; a few names may differ, which fine-tuning
+/// gives to spare tokens.
+fn ensure_like(base: &Model, other: &Model) -> Result<Tokenizer> {
     let a = Tokenizer::load(&base.checkpoint)?;
     // Where it has no tokenizer, there is nothing to compare.
-    let Ok(b) = Tokenizer::load(&other.checkpoint) else { return Ok(()) };
+    let Ok(b) = Tokenizer::load(&other.checkpoint) else { return Ok(a) };
     let n_vocab = a.n_vocab().min(b.n_vocab());
     let n_other = (0..n_vocab as u32).filter(|&id| a.token_bytes(id) != b.token_bytes(id)).count();
     ensure!(
@@ -77,7 +78,7 @@ fn ensure_like(base: &Model, other: &Model) -> Result<()> {
         other.checkpoint.name(),
         base.checkpoint.name()
     );
-    Ok(())
+    Ok(a)
 }
 
 /// Returns the windows of a text, of which there is at least one.
@@ -108,7 +109,7 @@ pub(super) fn measure(
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} windows, {eta} left, mean KL {msg}")?);
     let mut found = Comparison::default();
     let mut held = Vec::new();
-    for window in windows.iter() {
+    for (i, window) in windows.iter().enumerate() {
         ours.rewind();
         theirs.rewind();
         for (n, chunk) in window.chunks(piece).enumerate() {
@@ -120,7 +121,7 @@ pub(super) fn measure(
             let first = (n * piece).max(first_scored);
             theirs.feed_from(chunk, first_scored, |position, row| {
                 let base = &held[(position - first) * n_vocab..][..n_vocab];
-                found.add(base, row, window.get(position + 1).copied());
+                found.add((i, position), base, row, window.get(position + 1).copied());
                 Ok(())
             })?;
         }
@@ -139,15 +140,21 @@ fn start(path: &Path) -> String {
 #[derive(Default)]
 pub(super) struct Comparison {
     kl: Vec<f64>,
+    /// The largest KL, its window and position, and the text's token after that.
+    worst: Option<(f64, (usize, usize), Option<u32>)>,
     n_same_top: usize,
     /// Negative log-likelihoods of the text by both models.
     nll: [Vec<f64>; 2],
 }
 
 impl Comparison {
-    /// Takes a row of both models; `next` is the text's token behind it, where the window has one.
-    fn add(&mut self, base: &[f32], other: &[f32], next: Option<u32>) {
+    /// Takes a row of both models, of a window and a position in it; `next` is the text's token after it, where the
+    /// window has one.
+    fn add(&mut self, at: (usize, usize), base: &[f32], other: &[f32], next: Option<u32>) {
         let (kl, is_same) = row_distance(other, base);
+        if self.worst.is_none_or(|(worst, ..)| kl.total_cmp(&worst).is_gt()) {
+            self.worst = Some((kl, at, next));
+        }
         self.kl.push(kl);
         self.n_same_top += usize::from(is_same);
         if let Some(next) = next {
@@ -161,7 +168,7 @@ impl Comparison {
         mean_and_deviation(&self.kl).0
     }
 
-    fn report(mut self, windows: usize, ctx: usize) -> Report {
+    fn report(mut self, tokenizer: &Tokenizer, windows: usize, ctx: usize) -> Report {
         let n = self.kl.len() as f64;
         let of_mean = |values: &[f64]| {
             let (mean, deviation) = mean_and_deviation(values);
@@ -181,6 +188,11 @@ impl Comparison {
             kl_median: quantile(0.5),
             kl_99: quantile(0.99),
             kl_max: quantile(1.0),
+            worst: self.worst.map(|(_, (window, position), next)| Place {
+                window: window + 1,
+                position: position + 1,
+                token: next.map(|id| tokenizer.decode_as(&[id], Decode { continues: true, ..Decode::default() })),
+            }),
             same_top: Estimate { value: same_top, error: (same_top * (1.0 - same_top) / n).sqrt() },
             perplexity_base: perplexity(&self.nll[0]),
             perplexity: perplexity(&self.nll[1]),
@@ -199,6 +211,17 @@ struct Estimate {
     error: f64,
 }
 
+/// A token of the text that the models predict.
+#[derive(Debug, Serialize)]
+struct Place {
+    /// Its window, from 1 on.
+    window: usize,
+    /// Number of tokens before it in the window.
+    position: usize,
+    /// Its text; none after the window's last token.
+    token: Option<String>,
+}
+
 /// What is printed. KL is that of the other model from the base, in nats.
 #[derive(Debug, Serialize)]
 struct Report {
@@ -206,6 +229,8 @@ struct Report {
     kl_median: f64,
     kl_99: f64,
     kl_max: f64,
+    /// Where the worst is.
+    worst: Option<Place>,
     /// Share of positions at which both find the same token likeliest.
     same_top: Estimate,
     perplexity_base: Estimate,
@@ -223,7 +248,11 @@ impl Report {
         line("KL mean", self.kl_mean)?;
         say!("KL median         {:.6}", self.kl_median)?;
         say!("KL 99%            {:.6}", self.kl_99)?;
-        say!("KL worst          {:.6}", self.kl_max)?;
+        let worst = self.worst.as_ref().map(|Place { window, position, token }| {
+            let token = token.as_ref().map_or("the end".into(), |text| format!("{text:?}"));
+            format!(" at {token}, window {window}, position {position}")
+        });
+        say!("KL worst          {:.6}{}", self.kl_max, worst.unwrap_or_default())?;
         line("same top token", self.same_top)?;
         line("perplexity base", self.perplexity_base)?;
         line("perplexity", self.perplexity)?;
@@ -241,9 +270,13 @@ mod tests {
         let mut found = Comparison::default();
         // Both rows are two tokens; the other's second logit moves.
         for i in 0..101 {
-            found.add(&[0.0, 1.0], &[0.0, 1.0 - 0.02 * i as f32], (i < 100).then_some(1));
+            found.add((3, i), &[0.0, 1.0], &[0.0, 1.0 - 0.02 * i as f32], (i < 100).then_some(1));
         }
-        let report = found.report(1, 202);
+        let model = load::open(None).unwrap();
+        let tokenizer = Tokenizer::load(&model.checkpoint).unwrap();
+        let report = found.report(&tokenizer, 1, 202);
+        let worst = report.worst.as_ref().unwrap();
+        assert_eq!((worst.window, worst.position, &worst.token), (4, 101, &None));
         let kl = |second: f64| {
             let p = 1.0 / (1.0 + (-1.0f64).exp());
             let q = 1.0 / (1.0 + (-second).exp());

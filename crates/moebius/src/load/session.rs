@@ -114,9 +114,9 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
     let step_time = prepared.step_time(setup.step_time);
     let Prepared { backend, name, plan, fit, device, draft, .. } = prepared;
     let Fit { limits, sequences, footprint } = fit;
-    let beyond = (limits.max_positions > plan.n_ctx_train && setup.ctx.is_some()).then(|| {
-        let (ctx, trained) = (limits.max_positions, plan.n_ctx_train);
-        format!("the context of {ctx} is beyond the {trained} that the model was trained with: text there may be noise")
+    let beyond = (limits.max_positions > plan.n_ctx_max() && setup.ctx.is_some()).then(|| {
+        let (ctx, most) = (limits.max_positions, plan.n_ctx_max());
+        format!("the context of {ctx} is beyond the {most} that the model was trained with: text there may be noise")
     });
     let caches = footprint.bytes(|part| matches!(part, Part::Cache | Part::Windows | Part::States));
     let crowded = free.filter(|_| held.gpu == 0).and_then(|free| memory::crowded(caches, free));

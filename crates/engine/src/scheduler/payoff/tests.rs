@@ -273,3 +273,28 @@ fn chance_is_forgotten() {
         assert!(at.is_some_and(|at| at < 2000) && n > 1000, "{n_held_up} held up: {at:?}, {n} with drafts");
     }
 }
+
+/// Drafts that a grammar forces pay whatever guesses were like, as long as the account covers them, and say nothing of
+/// guesses.
+#[test]
+fn forced_drafts_need_no_odds() {
+    let (mut payoff, mut account) = (Payoff::new(), Account::default());
+    for n in [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 0] {
+        payoff.observe(1, n, 0.01 * (1.0 + 0.2 * n as f64), 0.0);
+    }
+    (0..100).for_each(|_| account.judge(4, 0, NEWEST_DRAFT));
+    let chosen = |account: Account, n_sure: usize| {
+        let max = if n_sure == 0 { 4 } else { n_sure };
+        let mut candidates = [Candidate { n_sure, ..Candidate::new(Account { credit: 2.0, ..account }, max) }];
+        payoff.choose(&mut candidates, MAX_ROWS, false);
+        candidates[0].n
+    };
+    assert_eq!([0, 1, 2, 4].map(|n_sure| chosen(account, n_sure)), [0, 1, 2, 4]);
+    // An account that covers no loss gets none.
+    let mut candidates = [Candidate { n_sure: 4, ..Candidate::new(Account { credit: 0.0, ..account }, 4) }];
+    payoff.choose(&mut candidates, MAX_ROWS, false);
+    assert_eq!(candidates[0].n, 0);
+    let odds = account.odds;
+    payoff.charge(&mut account, 1.5, 0, 4);
+    assert_eq!(account.odds, odds);
+}
