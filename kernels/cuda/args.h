@@ -186,8 +186,8 @@ struct ExpertLists {
     u32* further[3];
     u32 width[3];
     u32 n_pairs, n_expert;
-    // Where products of bytes read the pairs' rows next, whose columns lie in groups of eight: of k numbers, a row for
-    // n_used pairs. Else 0.
+    // Where products of bytes read the pairs' rows next: groups of eight columns of a step. Rows have k numbers, one for
+    // n_used pairs.
     u32 n_groups;
     const float* x;
     uint4* columns;
@@ -666,11 +666,8 @@ struct WideLinear {
     Packed wide;
     float* sums; // [shares of k][rows of x][rows of all parts], where there are several
     u32 n_shares;
-    // Products of the same rows may run together: the first lets the next one begin only when it has waited for the
-    // rows itself, so that the next one need not.
-    u32 turn;
+    u32 reserved;
 };
-enum Turn : u32 { TURN_ALONE = 0, TURN_FIRST = 1, TURN_NEXT = 2 };
 
 struct WideGatedLinear {
     GatedLinear op;

@@ -38,7 +38,7 @@ __device__ __forceinline__ void list_further(const u32* counts, u32 n_expert, u3
     if (threadIdx.x % 32 == 0) further[0] = tiles;
 }
 
-// Packs the row of a pair behind those of its expert's pairs before it.
+// Packs the row of a pair after those of its expert's pairs before it.
 __device__ __forceinline__ void pack_pair(const ExpertLists& a, u32 pair, u32 (&belows)[8], u32 (&owns)[8]) {
     const float* x = a.x + (u64)(pair / a.n_used) * a.k;
     if (8 * threadIdx.x < a.k) prefetch(x + 8 * threadIdx.x);

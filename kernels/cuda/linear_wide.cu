@@ -84,7 +84,7 @@ __device__ __forceinline__ void store_share(const WideLinear& a, u32 begin, u32 
 
 template <class Shape>
 __device__ __forceinline__ void linear_wide_of(const WideLinear& a) {
-    if (a.turn != TURN_FIRST) PDL_LAUNCH();
+    PDL_LAUNCH();
     const Linear& op = a.op;
     const u32 begin = blockIdx.y * a.wide.width, n_cols = min(a.wide.width, op.rows - begin);
     const u32 steps = Shape::steps(op.k), share = blockIdx.z, n_shares = gridDim.z;
@@ -93,8 +93,7 @@ __device__ __forceinline__ void linear_wide_of(const WideLinear& a) {
         op.k, steps * share / n_shares, steps * (share + 1) / n_shares, a.wide.packed, a.wide.n_groups, (u8*)shared,
         [&](int i) { return PartRow(op, first, threadIdx.x, i).weights(op.k); },
         [&] {
-            if (a.turn != TURN_NEXT) PDL_WAIT();
-            if (a.turn == TURN_FIRST) PDL_LAUNCH();
+            PDL_WAIT();
             return WideColumns{begin / 8, n_cols};
         },
         [&](u32 thread, const auto& sums) {
@@ -104,8 +103,6 @@ __device__ __forceinline__ void linear_wide_of(const WideLinear& a) {
                 store_tile(op, first, begin, n_cols, thread, sums);
             }
         });
-    // Who waits for this launch waits for the one it ran with.
-    if (a.turn == TURN_NEXT) PDL_WAIT();
 }
 
 KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) linear_wide(const __grid_constant__ WideLinear a) {

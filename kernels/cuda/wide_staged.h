@@ -170,9 +170,9 @@ template <class T, class Rows, class Columns, class Finish>
 __device__ __forceinline__ void wide_staged(u32 k, u32 n_blocks, u64 stride, const uint4* packed, u32 n_groups,
                                             u8* shared, const Rows& rows, const Columns& columns,
                                             const Finish& finish) {
-    u8* const behind = shared + (1024 - address_in_shared(shared) % 1024) % 1024 + T::ACTIVATIONS;
+    u8* const copies = shared + (1024 - address_in_shared(shared) % 1024) % 1024 + T::ACTIVATIONS;
     const u32 steps = k / (u32)T::W::BLOCK;
-    StagedRows<T> weights = {{rows(0).q, rows(1).q}, behind + threadIdx.x / 32 * T::COPIES, steps, steps * n_blocks, 0,
+    StagedRows<T> weights = {{rows(0).q, rows(1).q}, copies + threadIdx.x / 32 * T::COPIES, steps, steps * n_blocks, 0,
                              0, stride - (u64)steps * T::W::BYTES};
     const u32 first[2] = {(u32)(u64)weights.row[0], (u32)(u64)weights.row[1]};
     weights.copy();

@@ -34,7 +34,7 @@ static Array<u16> packed(const Array<float>& x, u32 rows, u32 k, Prologue p, Arr
     Array<u16> out = packed_rows(rows, k);
     Pack a = {(float*)x.data(), nullptr, p, {{out.data(), stride_of<Type>(k), Type::RUNS, Type::PAIRED}}, rows, k};
     if (as_f32) as_f32->assign(x.size(), NAN), a.to[1] = {as_f32->data(), k};
-    launch({rows, 1, 1}, 64, 0, pack, a);
+    launch<Pack>({rows, 1, 1}, 64, 0, pack, a);
     return out;
 }
 
@@ -185,7 +185,7 @@ static void test_experts(const char* name, ExpertsKernel first_kernel, ExpertsKe
         const Array<float> first = x;
         Pack p = {x.data(), residual.data(), {norm.data(), nullptr, NORMED, 0, 0, 0, 1e-5f}, {}, rows, d};
         p.to[0] = form(2, 0), p.to[1] = form(3, 1), p.to[2] = {plain.data(), d};
-        launch({rows, 1, 1}, 64, 0, pack, p);
+        launch<Pack>({rows, 1, 1}, 64, 0, pack, p);
         for (size_t i = 0; i < x.size(); i++) {
             failures += x[i] != first[i] + residual[i];
             failures += !(fabsf(plain[i] - normed[i]) < 1e-5f * (1 + fabsf(plain[i])));

@@ -187,7 +187,7 @@ args! {
         reserved: u32,
     }
     struct Packed: 16 { packed: Ptr, n_groups: u32, width: u32 }
-    struct WideLinear: 288 { op: Linear, wide: Packed, sums: Ptr, n_shares: u32, turn: u32 }
+    struct WideLinear: 288 { op: Linear, wide: Packed, sums: Ptr, n_shares: u32, reserved: u32 }
     struct WideGatedLinear: 144 { op: GatedLinear, wide: Packed }
     struct PackedHidden: 24 { packed: Ptr, n_groups: u32, runs: u32, paired: u32, n: u32 }
     struct WideExperts: 304 {

@@ -38,9 +38,9 @@ pub fn most_rows(is_wide: bool) -> usize {
 /// Most rows of such a step.
 pub const MAX_ROWS: usize = 512;
 
-/// Whether experts take wide kernels, where rows are enough: with fewer pairs an expert tiles of eight waste less.
+/// Whether experts take wide kernels, where rows are enough: with fewer pairs an expert those for pairs are faster.
 pub fn has_wide_experts(pairs: usize, n_expert: usize) -> bool {
-    pairs >= 2 * n_expert
+    4 * pairs >= 7 * n_expert
 }
 
 /// Whether a type has these kernels: bf16 is coarser than f32.

@@ -10,7 +10,7 @@ use super::matmul::unit;
 use backend::Limits;
 
 /// Number of rows from which a product takes these kernels, where the device has them.
-pub const FROM: usize = 33;
+pub const FROM: usize = 25;
 /// Rows of a block of weights, half of them gate's in gated products.
 const ROWS: usize = 128;
 /// Blocks that a multiprocessor holds.
@@ -111,15 +111,6 @@ fn wide(w: WeightType, entries: [&'static str; 2], rows: usize, width: usize, gr
         width: width as u32,
         order: Order::of_units(w),
     }
-}
-
-/// Whether a product runs together with another of the same rows, as its argument `turn` says.
-#[derive(Clone, Copy, Debug)]
-#[repr(u32)]
-pub enum Turn {
-    Alone,
-    First,
-    Next,
 }
 
 /// Maximum number of shares of k that blocks take of a product.

@@ -14,7 +14,7 @@ use super::super::nodes::{
     DownNode, ExpertsNode, FewLinearNode, Mat, ModuleId, Modules, Node, PackedNode, PairsNode, Part, RouterNode,
     UpNode, View,
 };
-use super::super::wide::{self, Turn};
+use super::super::wide;
 use super::ahead::form;
 use super::{Encoder, gated_args, linear_args};
 
@@ -225,17 +225,10 @@ impl Encoder<'_> {
                 packed = self.pack_wide(x.ptr, prologue, rows, k, &types)?.map(Vec::from);
             }
             if let Some(packed) = packed {
-                let n_groups = groups.len();
-                for (i, (parts, packed)) in groups.into_iter().zip(packed).enumerate() {
+                for (parts, packed) in groups.into_iter().zip(packed) {
                     let (args, n) = linear_args(x, rows, parts);
                     let args = args::Linear { add: u32::from(add), ..args };
-                    // Both run together where both leave their shares.
-                    let turn = match i {
-                        0 if n_groups > 1 => Turn::First,
-                        1 if self.n_unsummed() > 0 => Turn::Next,
-                        _ => Turn::Alone,
-                    };
-                    self.linear_wide(parts[0].w, args, n.iter().sum(), packed, is_left.then_some(turn))?;
+                    self.linear_wide(parts[0].w, args, n.iter().sum(), packed, is_left)?;
                 }
                 return Ok(());
             }
@@ -245,7 +238,7 @@ impl Encoder<'_> {
             for parts in groups {
                 let (w, (args, n)) = (parts[0].w, linear_args(&x, rows, parts));
                 let args = args::Linear { add: u32::from(add), ..args };
-                if self.linear_wide(w, args, n.iter().sum(), 0, None)? {
+                if self.linear_wide(w, args, n.iter().sum(), 0, false)? {
                     continue;
                 }
                 self.run(w.module, matmul::linear(w.dtype, rows, k, &n[..parts.len()], sms), &args)?;
@@ -402,9 +395,10 @@ impl Encoder<'_> {
     }
 
     /// The kernels for pairs, where experts of so many rows take them: with more than three pairs an expert tensor
-    /// cores are faster.
+    /// cores are faster, wide kernels from fewer on.
     pub fn pairs(&self, pairs: Option<PairsNode>, of: &ExpertsNode, rows: usize) -> Option<PairsNode> {
         let most = (3 * of.n_expert / of.n_used.max(1)).clamp(few::MAX_ROWS, *batch::ROWS.end());
+        let pairs = pairs.filter(|_| !self.has_wide_experts(of, rows));
         pairs.filter(|_| (2..=most).contains(&rows) && self.scratch.batch.x_bytes > 0)
     }
 

@@ -28,7 +28,7 @@ use super::launch::Launch;
 use super::matmul;
 use super::nodes::{Act, DeltaTiles, Mat, ModuleId, Modules, Node, Part, View, is_tiled};
 use super::tables::{Counts, Given};
-use super::wide::{self, Turn, Wide};
+use super::wide::{self, Wide};
 
 /// The modules of a program on the device, and the entry points that were asked for.
 pub struct Kernels {
@@ -561,14 +561,14 @@ impl Encoder<'_> {
     }
 
     /// `linear` of many rows, where its weights have these kernels; false where they do not. Activations may lie
-    /// `packed` already. Where its `turn` is given, the launch after it may add up its shares of k.
+    /// `packed` already. `is_left`: the launch after it may add up its shares of k.
     fn linear_wide(
         &mut self,
         w: Mat,
         op: args::Linear,
         n: usize,
         packed: Ptr,
-        turn: Option<Turn>,
+        is_left: bool,
     ) -> Result<bool, DriverError> {
         let rows = op.rows as usize;
         let Some(module) = w.wide.filter(|_| rows >= wide::FROM) else { return Ok(false) };
@@ -578,15 +578,14 @@ impl Encoder<'_> {
         let used = self.n_unsummed();
         let fits = used + n_shares as usize * rows * n <= self.scratch.n_sums;
         let free = self.unsummed.iter().position(Option::is_none);
-        if let (Some(sum), Some(free), Some(turn), true) = (wide.sum, free, turn, fits && packed != 0) {
+        if let (Some(sum), Some(free), true) = (wide.sum, free, is_left && fits && packed != 0) {
             let of = args::Packed { packed, n_groups: wide.n_groups, width: wide.width };
-            let sums = sums + 4 * used as Ptr;
-            let args = args::WideLinear { op, wide: of, sums, n_shares, turn: turn as u32 };
+            let args = args::WideLinear { op, wide: of, sums: sums + 4 * used as Ptr, n_shares, reserved: 0 };
             self.launch(module, wide.product, &args)?;
             self.unsummed[free] = Some(Unsummed { module, sum, args });
             return Ok(true);
         }
-        self.wide(module, wide, packed, |wide| args::WideLinear { op, wide, sums, n_shares, turn: 0 })?;
+        self.wide(module, wide, packed, |wide| args::WideLinear { op, wide, sums, n_shares, reserved: 0 })?;
         Ok(true)
     }
 
@@ -619,7 +618,7 @@ impl Encoder<'_> {
         }
         let (args, n) = linear_args(x, rows, parts);
         let sms = self.sms;
-        if self.linear_wide(w, args, n.iter().sum(), self.packed_ahead(x.ptr, 0, w, rows), None)? {
+        if self.linear_wide(w, args, n.iter().sum(), self.packed_ahead(x.ptr, 0, w, rows), false)? {
             return Ok(());
         }
         self.run_some(rows, w.module, |rows| matmul::linear(w.dtype, rows, w.k, &n[..parts.len()], sms), &args)
