@@ -356,7 +356,6 @@ fn texts_come_apart_at_their_marks() {
     }
 }
 
-/// A limit may fall inside a mark.
 #[test]
 fn a_thought_ends_where_what_follows_it_begins() {
     // Pieces, and whether each ends inside a thought.
@@ -388,6 +387,7 @@ fn a_thought_ends_where_what_follows_it_begins() {
     }
 }
 
+/// A limit may fall inside a mark.
 #[test]
 fn half_a_mark_at_a_cut_is_no_content() {
     for (template, opened, text, expected) in [

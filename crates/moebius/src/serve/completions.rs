@@ -8,20 +8,19 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::app::App;
-use super::body::{Body, Prompt};
+use super::body::Body;
 use super::chat::finite;
 use super::error::ApiError;
 use super::fields::{Field, Kind, Object, Read, field};
-use super::fill::Marks;
 use super::generate::{Collected, Finish, Generation, Job, Logprob, Parsing, Step, Totals, token_text};
 use super::limits::{MAX_CHOICES, MAX_INPUTS, MAX_TOP_LOGPROBS};
 use super::openai::{self, OpenAiHead};
-use super::prompt::{self, Ready};
+use super::prompt;
 use super::routes::{Answer, Input, ignoring};
 use super::sse::{self, Frames, Wire};
 use super::worker::TokenLogprobs;
 use super::write::{self, Lists, short};
-use super::{form, sampling};
+use super::{fill, form, sampling};
 
 /// Kind of answers and events.
 const KIND: &str = "text_completion";
@@ -78,7 +77,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     }
     let prompts = match body.text("suffix").filter(|suffix| !suffix.is_empty()) {
         None => prompt::ready(&app, prompts).await?,
-        Some(suffix) => gaps(&app, prompts, suffix).await?,
+        Some(suffix) => fill::gaps(&app, prompts, suffix).await?,
     };
     let held = form::Constrained { form: form::of(&body)?, ..form::Constrained::default() };
     let (constraint, ignored) = form::constraint(&app, Format::PLAIN, held).await?;
@@ -131,26 +130,6 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     totals.close(&mut object);
     let answer = object.into();
     Ok(ignoring(lists.respond(&answer, room), ignored))
-}
-
-/// Returns the tokens of texts that stand before a gap.
-async fn gaps(app: &Arc<App>, prompts: Vec<Prompt>, suffix: &str) -> Result<Vec<Ready>, ApiError> {
-    let marks = Marks::of(&app.tokenizer)?;
-    let text = |prompt| match prompt {
-        Prompt::Text(text) => Ok(text),
-        Prompt::Ids(_) | Prompt::Mixed(_) | Prompt::Shown(_) => {
-            Err(ApiError::field("prompt", "must be text if there is a `suffix`"))
-        }
-    };
-    let texts = prompts.into_iter().map(text).collect::<Result<Vec<_>, _>>()?;
-    let (shared, suffix) = (app.clone(), suffix.to_string());
-    let fill = move |text: &String| {
-        shared.check_length(text)?;
-        shared.check_length(&suffix)?;
-        Ok(Ready::shown(marks.prompt(&shared.tokenizer, &[], text, &suffix), text.clone()))
-    };
-    let bytes = texts.iter().map(String::len).sum();
-    app.common.heavy(bytes, move || texts.iter().map(fill).collect()).await
 }
 
 /// Log-probabilities in the older form: columns of equal length.

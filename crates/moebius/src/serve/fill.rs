@@ -1,8 +1,13 @@
 //! Filling a gap: the text between a prefix and a suffix, for models whose vocabulary has marks for it.
 
+use std::sync::Arc;
+
 use engine::tokenizer::{Encode, Tokenizer};
 
+use super::app::App;
+use super::body::Prompt;
 use super::error::ApiError;
+use super::prompt::Ready;
 
 /// Marks of a model that was trained to fill gaps, and those between the files of a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +67,26 @@ impl Marks {
         tokens.push(self.middle);
         tokens
     }
+}
+
+/// Returns the tokens of texts that stand before a gap.
+pub async fn gaps(app: &Arc<App>, prompts: Vec<Prompt>, suffix: &str) -> Result<Vec<Ready>, ApiError> {
+    let marks = Marks::of(&app.tokenizer)?;
+    let text = |prompt| match prompt {
+        Prompt::Text(text) => Ok(text),
+        Prompt::Ids(_) | Prompt::Mixed(_) | Prompt::Shown(_) => {
+            Err(ApiError::field("prompt", "must be text if there is a `suffix`"))
+        }
+    };
+    let texts = prompts.into_iter().map(text).collect::<Result<Vec<_>, _>>()?;
+    let (shared, suffix) = (app.clone(), suffix.to_string());
+    let fill = move |text: &String| {
+        shared.check_length(text)?;
+        shared.check_length(&suffix)?;
+        Ok(Ready::shown(marks.prompt(&shared.tokenizer, &[], text, &suffix), text.clone()))
+    };
+    let bytes = texts.iter().map(String::len).sum();
+    app.common.heavy(bytes, move || texts.iter().map(fill).collect()).await
 }
 
 #[cfg(test)]

@@ -27,11 +27,16 @@ use super::write::short;
 pub const COMMON: &[Field] = &[
     field("model", Kind::Text, "model to use; any name if only one is served"),
     field("stream", Kind::Bool, "stream the text as server-sent events"),
-    field("n_predict", sampling::MAX_TOKENS, "maximum number of tokens to generate; default -1 for no limit"),
+    field(
+        "n_predict",
+        sampling::MAX_TOKENS,
+        "maximum number of tokens to generate; 0 only caches the prompt; default -1 for no limit",
+    ),
     field("stop", sampling::STOP, "texts that end the completion"),
     field("n_probs", Kind::Int(0, MAX_TOP_LOGPROBS as i128), "number of top alternatives to return per token"),
     field("cache_prompt", Kind::Bool, "ignored: prefixes are always cached"),
     field("id_slot", Kind::Int(-1, 1 << 31), "ignored: the server has no fixed slots"),
+    field("response_fields", Kind::List(&Kind::Text, 64), "fields of the answer to return, as `timings/prompt_n`"),
 ];
 
 /// Further fields of `/completion`.
@@ -86,11 +91,13 @@ async fn answer(app: Arc<App>, input: Input, prompts: Vec<Ready>) -> Answer {
     let held = Constrained { form: form::of(&body)?, ..Constrained::default() };
     let (constraint, ignored) = form::constraint(&app, Format::PLAIN, held).await?;
     let texts: Vec<String> = prompts.iter().map(|prompt| prompt.text(&app)).collect();
+    let limit = sampling::max_tokens(&body, &["n_predict"]).unwrap_or(usize::MAX);
     let request = |ready: Ready| {
         let mut request = ready.request(&app);
         sampling::apply(&body, &mut request, &app.tokenizer)?;
         request.stop_strings = sampling::stops(&body, "stop")?;
-        request.max_new_tokens = sampling::max_tokens(&body, &["n_predict"]).unwrap_or(usize::MAX);
+        // A prompt is computed for the token after it.
+        request.max_new_tokens = limit.max(1);
         request.logprobs = body.size("n_probs").filter(|n| *n > 0);
         request.constraint = constraint.clone();
         Ok(request)
@@ -99,17 +106,24 @@ async fn answer(app: Arc<App>, input: Input, prompts: Vec<Ready>) -> Answer {
     let job = Job { requests, n: 1, parsing: Parsing::plain(), room };
     let generation = Generation::start(&app, request_id.clone(), job).await?;
     let finishes = vec![None; texts.len()];
-    let head = LlamaHead { app: app.clone(), prompts: texts, request_id };
+    let fields = body.list("response_fields").into_iter().flatten().filter_map(Value::as_str).map(String::from);
+    let head = LlamaHead {
+        app: app.clone(),
+        prompts: texts,
+        request_id,
+        fields: fields.collect(),
+        is_cached_only: limit == 0,
+    };
     if body.flag("stream").unwrap_or(false) {
         return Ok(ignoring(sse::respond(generation, LlamaStream { head, finishes }), ignored));
     }
     let (answers, totals, _) = generation.collect().await?;
     let object = |(i, answer): (usize, Collected)| {
         let mut object = head.last(i, &answer.content(), answer.finish.as_ref(), &totals);
-        if !answer.logprobs.is_empty() {
+        if !answer.logprobs.is_empty() && !head.is_cached_only {
             object.insert("completion_probabilities".into(), head.probabilities(&answer.logprobs));
         }
-        Value::Object(object)
+        head.picked(object)
     };
     let mut objects: Vec<Value> = answers.into_iter().enumerate().map(object).collect();
     let whole = if objects.len() == 1 { objects.remove(0) } else { objects.into() };
@@ -120,6 +134,10 @@ struct LlamaHead {
     app: Arc<App>,
     prompts: Vec<String>,
     request_id: String,
+    /// Paths of what the client wants of an answer; none for all.
+    fields: Vec<String>,
+    /// The answer is left out.
+    is_cached_only: bool,
 }
 
 impl LlamaHead {
@@ -130,6 +148,11 @@ impl LlamaHead {
             Some(Finish::StopString(word)) => ("word", word.as_str()),
             _ => ("eos", ""),
         };
+        let (stop_type, word, content, generated) = match self.is_cached_only {
+            true => ("limit", "", "", 0),
+            false => (stop_type, word, content, totals.generated),
+        };
+        let totals = Totals { generated, ..*totals };
         let object = json!({
             "index": index,
             "content": content,
@@ -146,6 +169,17 @@ impl LlamaHead {
             "timings": totals.timings(),
         });
         if let Value::Object(object) = object { object } else { Object::new() }
+    }
+
+    /// Returns the fields that the client wants, under their paths.
+    fn picked(&self, object: Object) -> Value {
+        let whole = Value::Object(object);
+        if self.fields.is_empty() {
+            return whole;
+        }
+        let value =
+            |path: &String| path.split('/').try_fold(&whole, |value, name| value.as_object()?.get(name)).cloned();
+        self.fields.iter().filter_map(|path| Some((path.clone(), value(path)?))).collect()
     }
 
     fn probabilities(&self, logprobs: &[Logprob]) -> Value {
@@ -178,7 +212,7 @@ impl Wire for LlamaStream {
             .iter()
             .filter_map(|e| if let Event::Content(t) = e { Some(t.as_str()) } else { None })
             .collect();
-        if !content.is_empty() || !step.logprobs.is_empty() {
+        if !self.head.is_cached_only && (!content.is_empty() || !step.logprobs.is_empty()) {
             let mut chunk = json!({"index": step.index, "content": content, "id_slot": 0, "stop": false});
             if !step.logprobs.is_empty() {
                 chunk["completion_probabilities"] = self.head.probabilities(&step.logprobs);
@@ -191,7 +225,7 @@ impl Wire for LlamaStream {
 
     fn close(&mut self, totals: &Totals, out: &mut Frames) {
         for (i, finish) in self.finishes.iter().enumerate() {
-            out.data(&self.head.last(i, "", finish.as_ref(), totals));
+            out.data(&self.head.picked(self.head.last(i, "", finish.as_ref(), totals)));
         }
     }
 

@@ -17,6 +17,7 @@ use super::conversation::{self, Conversation};
 use super::embeddings::{self, Rows, VectorWish};
 use super::error::{ApiError, Style};
 use super::fields::{self, Field, Kind, Object, Read, field, unsupported};
+use super::fill;
 use super::fleet::Fleet;
 use super::form;
 use super::generate::{Collected, Finish, Generation, Job, Parsing, Step, Totals};
@@ -69,7 +70,7 @@ pub const GENERATE: &[Field] = &[
     field("prompt", Kind::Text, "message of the user, or, if `raw` is true, the text to complete"),
     field("system", Kind::Text, "system message"),
     field("raw", Kind::Bool, "pass the prompt to the model unchanged"),
-    unsupported("suffix", "/infill fills gaps in texts"),
+    field("suffix", Kind::Text, "text after the answer, for models with fill-in-the-middle tokens"),
     unsupported("template", "the model's own chat template is used"),
     unsupported("context", "send the conversation to /api/chat"),
     field("images", Kind::List(&Kind::Text, MAX_IMAGES), "images in front of the prompt, as Base64"),
@@ -134,12 +135,13 @@ pub async fn generate(app: Arc<App>, input: Input) -> Answer {
     let files = body.remove("images").filter(|list| list.as_array().is_some_and(|list| !list.is_empty()));
     let prompt = body.text("prompt").unwrap_or_default();
     let goes = keep(&app, &body)?;
-    if prompt.is_empty() && files.is_none() {
+    let has_suffix = body.text("suffix").is_some_and(|suffix| !suffix.is_empty());
+    if prompt.is_empty() && files.is_none() && !has_suffix {
         return Ok(loaded(&app, false, goes));
     }
-    if body.flag("raw").unwrap_or(false) || app.template.is_none() {
+    if body.flag("raw").unwrap_or(false) || has_suffix || app.template.is_none() {
         return match files {
-            Some(_) => Err(ApiError::field("images", "requires a chat template, which `raw` leaves out")),
+            Some(_) => Err(ApiError::field("images", "requires a chat template, which `raw` and `suffix` leave out")),
             None => continue_text(app, &body, room, request_id).await,
         };
     }
@@ -185,12 +187,15 @@ async fn converse(
     Ok(ignoring(finish(generation, head, stream).await?, ignored))
 }
 
-/// Continues a text as it stands.
+/// Continues a text as it stands, or fills the gap before a suffix.
 async fn continue_text(app: Arc<App>, body: &Object, room: Room, request_id: String) -> Answer {
     let options = options(body)?;
-    let prompt = Prompt::Text(body.text("prompt").unwrap_or_default().into());
-    let tokens = prompt::tokens(&app, vec![prompt]).await?.pop().unwrap_or_default();
-    let mut request = app.request(tokens);
+    let prompts = vec![Prompt::Text(body.text("prompt").unwrap_or_default().into())];
+    let tokens = match body.text("suffix").filter(|suffix| !suffix.is_empty()) {
+        None => prompt::tokens(&app, prompts).await?.pop(),
+        Some(suffix) => fill::gaps(&app, prompts, suffix).await?.pop().map(|prompt| prompt.tokens),
+    };
+    let mut request = app.request(tokens.unwrap_or_default());
     sampling::apply(&options, &mut request, &app.tokenizer)?;
     limit(&options, &mut request)?;
     let held = form::Constrained { form: wanted_form(body)?, ..form::Constrained::default() };

@@ -306,4 +306,41 @@ async fn gaps_are_filled() {
     assert_eq!(answer["usage"]["prompt_tokens"], parts + 3);
     let text = answer["choices"][0]["text"].as_str().expect("text");
     assert!(text.starts_with("Once upon a time") && !text.contains("The end."), "{text}");
+    let body =
+        json!({"prompt": "Once upon a time", "suffix": "The end.", "stream": false, "options": {"num_predict": 4}});
+    let answer = server.ask("/api/generate", &body).await;
+    assert_eq!((&answer["prompt_eval_count"], &answer["eval_count"]), (&json!(parts + 3), &json!(4)), "{answer}");
+}
+
+/// Editors have prompts computed before they need them, and read a part of the answers.
+#[tokio::test]
+async fn prompts_are_computed_ahead_and_answers_in_part() {
+    let server = Server::start(2, 4);
+    let prompt = "Once upon a time there was a fox who lived in the forest with an old bear. ".repeat(5);
+    let ask = |more: Value| {
+        let mut body = json!({"prompt": prompt, "n_predict": 4, "temperature": 0, "n_probs": 1});
+        more.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
+        body
+    };
+    for stream in [false, true] {
+        let body = ask(json!({"n_predict": 0, "stream": stream, "prompt": format!("{stream}. {prompt}")}));
+        let answer = if stream {
+            let events = server.post("/completion", &body).await.events().await;
+            assert_eq!(events.len(), 1, "{events:?}");
+            events[0].clone()
+        } else {
+            server.ask("/completion", &body).await
+        };
+        assert_eq!((&answer["content"], &answer["tokens_predicted"]), (&json!(""), &json!(0)), "{answer}");
+        assert_eq!((&answer["stop_type"], &answer["tokens_cached"]), (&json!("limit"), &json!(0)), "{answer}");
+        assert!(answer["tokens_evaluated"].as_u64() > Some(64) && answer.get("completion_probabilities").is_none());
+        let after = server.ask("/completion", &ask(json!({"prompt": body["prompt"]}))).await;
+        assert!(after["tokens_cached"].as_u64() >= Some(32), "{after}");
+    }
+    let fields = json!(["content", "timings/predicted_n", "timings/none", "none"]);
+    let answer = server.ask("/completion", &ask(json!({"response_fields": fields}))).await;
+    let names: Vec<&String> = answer.as_object().expect("an object").keys().collect();
+    assert_eq!(names, ["content", "timings/predicted_n"]);
+    assert_eq!(answer["timings/predicted_n"], 4);
+    server.idle().await;
 }

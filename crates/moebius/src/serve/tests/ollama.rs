@@ -90,7 +90,7 @@ async fn refusals_have_its_shape() {
         (CHAT, say(json!({"options": {"stop": "x".repeat(513)}})), 400, "`stop`"),
         (CHAT, image, 400, "this model reads text only"),
         (CHAT, json!({"messages": [{"role": "user", "content": "x", "images": "aGk="}]}), 400, "`messages[0].images`"),
-        ("/api/generate", json!({"prompt": "x", "suffix": "y"}), 400, "`suffix`"),
+        ("/api/generate", json!({"prompt": "x", "suffix": "y"}), 400, "(FIM)"),
         ("/api/generate", json!({"prompt": "x", "context": [1, 2]}), 400, "`context`"),
         ("/api/pull", json!({"model": "x"}), 404, "unknown route"),
     ] {
