@@ -1,8 +1,8 @@
 //! What the next step computes: how many tokens of which sequences, with which pages, and the batch of them.
 
-use super::pace::Company;
 use std::time::Duration;
 
+use super::pace::Company;
 use super::payoff::{Candidate, MAX_COMPANY};
 use super::sequence::Sequence;
 use super::{Engine, ranks_before};

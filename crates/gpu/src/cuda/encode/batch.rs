@@ -398,8 +398,8 @@ impl Encoder<'_> {
     /// cores are faster, wide kernels from fewer on.
     pub fn pairs(&self, pairs: Option<PairsNode>, of: &ExpertsNode, rows: usize) -> Option<PairsNode> {
         let most = (3 * of.n_expert / of.n_used.max(1)).clamp(few::MAX_ROWS, *batch::ROWS.end());
-        let pairs = pairs.filter(|_| !self.has_wide_experts(of, rows));
-        pairs.filter(|_| (2..=most).contains(&rows) && self.scratch.batch.x_bytes > 0)
+        let are_few = (2..=most).contains(&rows) && !self.has_wide_experts(of, rows);
+        pairs.filter(|_| are_few && self.scratch.batch.x_bytes > 0)
     }
 
     /// How the rows that these experts read are packed.
