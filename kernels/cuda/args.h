@@ -186,8 +186,8 @@ struct ExpertLists {
     u32* further[3];
     u32 width[3];
     u32 n_pairs, n_expert;
-    // Where products of bytes read the pairs' rows next: groups of eight columns of a step. Rows have k numbers, one for
-    // n_used pairs.
+    // Where products of bytes read the pairs' rows next: groups of eight columns of a step. Rows have k numbers, one
+    // for n_used pairs.
     u32 n_groups;
     const float* x;
     uint4* columns;

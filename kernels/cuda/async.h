@@ -6,7 +6,8 @@
 
 // 16 bytes, both addresses multiples of it.
 __device__ __forceinline__ void copy_async(void* shared, const void* from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(shared)), "l"(from)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(shared)),
+                 "l"(from)
                  : "memory");
 }
 

@@ -3,7 +3,7 @@
 //
 // A block an expert, of which each thread goes through a piece of all ids twice: it counts the pairs of lower experts
 // and its own, then writes its own behind those of the threads before. Memory is O(pairs + experts), no atomics, so the
-// order is always the same. Ids that name no expert are in no list. Where a product reads columns of bytes next, further
+// order is always the same. Ids that name no expert are in no list. Where a product reads columns of bytes next, more
 // blocks pack a pair each, whose place they find by themselves.
 #include "cuda/args.h"
 #include "cuda/common.h"
@@ -61,7 +61,8 @@ __device__ __forceinline__ void pack_pair(const ExpertLists& a, u32 pair, u32 (&
     bytes_pack(x, a.k, (ByteColumns*)a.columns, a.n_groups, bytes_group(below, expert) + own / 8, own % 8);
 }
 
-// grid (n_expert, one where tiles are listed, pairs that are packed), block 256; dynamic shared memory: a word an expert
+// grid (n_expert, one where tiles are listed, pairs that are packed), block 256; dynamic shared memory: a word for each
+// expert
 extern __shared__ uint4 shared[];
 KERNEL __launch_bounds__(256) expert_lists(const __grid_constant__ ExpertLists a) {
     __shared__ u32 belows[8], owns[8];

@@ -28,7 +28,8 @@ constexpr u32 BYTES_SHARED = BYTES_BARRIERS + 16 * BYTES_RING;
 __device__ __forceinline__ u32 bytes_group(u32 first, u32 expert) { return first / 8 + expert; }
 
 // Packs a row of k numbers as column g of a group. Whole warps, a step each.
-__device__ __forceinline__ void bytes_pack(const float* x, u32 k, ByteColumns* columns, u32 n_groups, u32 group, u32 g) {
+__device__ __forceinline__ void bytes_pack(const float* x, u32 k, ByteColumns* columns, u32 n_groups, u32 group,
+                                           u32 g) {
     const u32 lane = threadIdx.x % 32, c = lane / 8, j = lane % 8;
     for (u32 step = threadIdx.x / 32; step < k / 256; step += blockDim.x / 32) {
         float v[8];

@@ -6,8 +6,8 @@
 // tiles of up to `width` pairs of one expert, of which some find none and leave), block 256. experts_narrow,
 // experts_gated_narrow: the same with tiles of up to 32 pairs, which take fewer registers, so that more weights are in
 // flight; experts_middle, experts_gated_middle: of up to 64. experts_queue, experts_gated_queue: grid
-// (multiprocessors), block 384 (`wide_queue.h`). experts_gated_bytes: grid (blocks of 64 rows of weights of gate, tiles of
-// up to 24 pairs), block 256 (`experts_bytes.h`); `expert_lists` has packed its columns.
+// (multiprocessors), block 384 (`wide_queue.h`). experts_gated_bytes: grid (blocks of 64 rows of weights of gate, tiles
+// of up to 24 pairs), block 256 (`experts_bytes.h`); `expert_lists` has packed its columns.
 #include "cuda/batch_of.h"
 #include "cuda/experts_bytes.h"
 #include "cuda/wide_queue.h"

@@ -181,7 +181,8 @@ __device__ __forceinline__ void wide_staged(u32 k, u32 n_blocks, u64 stride, con
     if (of.n_cols == 0) {
         copy_async_wait<0>();
     } else if (of.n_cols <= T::COLS / 2) {
-        wide_staged_tile<T, T::COLS / 2>(weights, n_blocks, first, packed, n_groups, of.group, of.n_cols, shared, finish);
+        wide_staged_tile<T, T::COLS / 2>(weights, n_blocks, first, packed, n_groups, of.group, of.n_cols, shared,
+                                         finish);
     } else {
         wide_staged_tile<T, T::COLS>(weights, n_blocks, first, packed, n_groups, of.group, of.n_cols, shared, finish);
     }

@@ -9,9 +9,9 @@
 //! A [`Drafter`] guesses tokens after the last of a sequence that decodes; where its grammar forces tokens, these take
 //! the place of guesses. The step computes them with it, and the sampler works through their rows as long as it chooses
 //! what was guessed. So random numbers, grammars and texts move on token by token as they do without drafts, and
-//! nothing of them is taken back. What is taken back is memory: only the positions of accepted tokens count as computed,
-//! and [`backend::Drafts::commit`] moves the recurrent states past those. The model's own head drafts, too, where it has
-//! one ([`Engine::set_head`]), and so may a smaller model
+//! nothing of them is taken back. What is taken back is memory: only the positions of accepted tokens count as
+//! computed, and [`backend::Drafts::commit`] moves the recurrent states past those. The model's own head drafts, too,
+//! where it has one ([`Engine::set_head`]), and so may a smaller model
 //! ([`Engine::set_draft_model`]). How many drafts a step has is fixed, or decided by what they gain
 //! ([`Engine::set_adaptive`]).
 //!

@@ -236,7 +236,7 @@ fn blocks_of_one(blocks: usize, n_expert: usize, sms: usize) -> usize {
     (1..=most.max(1)).rev().find(|&per| blocks.is_multiple_of(per)).unwrap_or(1)
 }
 
-/// Bytes of shared memory of a block whose tiles have few columns. Where weights are staged there are two steps of them.
+/// Bytes of shared memory of a block whose tiles have few columns. Staged weights are there for two steps.
 fn few_columns(w: WeightType, cols: usize, ring: usize) -> u32 {
     let Some(pieces) = staged_pieces(w, cols) else { return shared(w, Order::of(w).runs, cols, ring) };
     (ring * cols * 128 + ROWS * 2 * 16 * pieces + 1024 + 256) as u32

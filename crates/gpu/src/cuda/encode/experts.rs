@@ -182,8 +182,8 @@ impl Encoder<'_> {
         self.wide(module, wide, *packed, |wide| args::WideExperts { wide, ..*args })
     }
 
-    /// Lists the pairs of each expert, and the tiles of products that have wide kernels. Packs rows at `x` where gate and
-    /// up multiply bytes.
+    /// Lists the pairs of each expert, and the tiles of products that have wide kernels. Packs rows at `x` where gate
+    /// and up multiply bytes.
     pub(super) fn expert_lists(&mut self, node: &ExpertsNode, x: Ptr, rows: usize) -> Result<(), DriverError> {
         let ExpertsNode { ids, gate, up, down, n_expert, n_used, .. } = *node;
         let (Scratch { first, pairs, places, further, .. }, n_pairs) = (self.scratch, rows * n_used);
